@@ -1,0 +1,247 @@
+"""Figure 2: a gradient glass in two dimensions and what it does to the loss along a line.
+
+The glass is simulated, not sketched. Every boundary is one ReLU of Theorem 1, a half-space in which
+a constant vector is added to the gradient, and the loss change along the drawn path is compared
+with Theorem 4.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aliceopt.lab.figures import style
+from aliceopt.theory.glass_bound import glass_loss_bound, loss_variance
+from aliceopt.theory.relu_glass import glass_density
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HALF_WIDTH, HALF_HEIGHT = 1.0, 0.5
+"""The window drawn, |theta_1| <= 1 and |theta_2| <= 1/2; the path is its horizontal middle line."""
+
+_REACH = math.hypot(HALF_WIDTH, HALF_HEIGHT)
+_ARROW_LENGTH = 0.1  # window units of an arrow of strength 1: long enough to read, short of a cell
+
+
+_SHOWN = 40  # trajectories drawn behind the statistics, which use every glass
+
+_BAND_LABEL = "standard deviation, no floor"
+_ARROWS: dict[str, Any] = {
+    "angles": "xy",
+    "scale_units": "xy",
+    "scale": 1.0,
+    "color": style.BLUE,
+    "width": 0.0045,
+    "headwidth": 4.0,
+    "headlength": 4.5,
+    "headaxislength": 4.0,
+    "zorder": 3,
+}
+_PATH: dict[str, Any] = {"color": style.VERMILLION, "lw": 1.8, "zorder": 4}
+_CROSSINGS: dict[str, Any] = {
+    "color": style.VERMILLION,
+    "ls": "",
+    "marker": "o",
+    "ms": 3.2,
+    "zorder": 5,
+}
+_OTHERS: dict[str, Any] = {"color": style.GRAY, "lw": 0.5, "alpha": 0.8}
+_BAND: dict[str, Any] = {"color": style.SKY, "alpha": 0.35, "lw": 0, "zorder": 0}
+_BOUND: dict[str, Any] = {"color": style.BLACK, "lw": 2.0, "zorder": 6}
+_MEAN: dict[str, Any] = {
+    "color": style.GREEN,
+    "ls": "",
+    "marker": "o",
+    "ms": 5,
+    "mfc": "white",
+    "mew": 1.3,
+    "zorder": 7,
+}
+
+
+@dataclass(frozen=True)
+class GradientGlass:
+    """A loss made of nothing but kinks, on the disk |theta| <= `reach`.
+
+        loss(theta) = sum_k a_k max(0, n_k . theta - b_k)
+
+    Crossing boundary k in the direction of its unit normal n_k (`normals`, kinks x 2) adds a_k n_k
+    to the gradient. The a_k (`strengths`) have random signs and so mean zero; the b_k (`offsets`)
+    are uniform on [-`reach`, `reach`], which makes the glass alike everywhere on the disk.
+    """
+
+    normals: Tensor
+    strengths: Tensor
+    offsets: Tensor
+    reach: float
+
+    def loss(self, points: Tensor) -> Tensor:
+        """The loss at each row of `points` (count x 2)."""
+        return torch.relu(points @ self.normals.T - self.offsets) @ self.strengths
+
+    def gradient(self, points: Tensor) -> Tensor:
+        """The exact gradient at each row of `points`: the sum of a_k n_k over active kinks."""
+        active = (points @ self.normals.T > self.offsets).to(points.dtype)
+        return active @ (self.strengths[:, None] * self.normals)
+
+    def density(self) -> Tensor:
+        """The glass density of each coordinate: mean square gradient change per unit length.
+
+            rho_i = 1 / (2 reach) sum_k (a_k n_ki)^2 |n_ki|
+
+        the diagonal of Theorem 1's matrix, with dL/dz = a_k, grad y = n_k and threshold `reach`.
+        The mean is over offsets and signs, as drawn by `redrawn`.
+        """
+        return glass_density(self.normals, self.strengths, self.reach)
+
+    def redrawn(self, generator: torch.Generator) -> GradientGlass:
+        """The same normals and magnitudes with fresh offsets and signs: same density, new glass."""
+        uniform = torch.rand(2, len(self.offsets), generator=generator, dtype=self.offsets.dtype)
+        signs = torch.where(uniform[0] < 0.5, -1.0, 1.0).to(self.offsets.dtype)
+        offsets = self.reach * (2 * uniform[1] - 1)
+        return replace(self, strengths=self.strengths.abs() * signs, offsets=offsets)
+
+    def excess_loss(self, start: Tensor, displacements: Tensor) -> Tensor:
+        """loss(start + d) - loss(start) - d . gradient(start): what the glass alone adds."""
+        linear = displacements @ self.gradient(start[None])[0]
+        return self.loss(start + displacements) - self.loss(start[None]) - linear
+
+
+def simulate_glass(kinks: int, generator: torch.Generator, reach: float = _REACH) -> GradientGlass:
+    """A random glass: directions uniform on the circle, magnitudes uniform on [1/2, 3/2].
+
+    Magnitudes bounded away from zero keep every kink visible; signs are random.
+    """
+    angles, magnitudes = torch.rand(2, kinks, generator=generator, dtype=torch.float64)
+    angles = 2 * math.pi * angles
+    normals = torch.stack([angles.cos(), angles.sin()], dim=1)
+    blank = GradientGlass(normals, 0.5 + magnitudes, torch.zeros_like(angles), reach)
+    return blank.redrawn(generator)
+
+
+def draw_glass(
+    path: str | os.PathLike[str], *, seed: int = 0, kinks: int = 36, glasses: int = 2000
+) -> Path:
+    """Draw Figure 2 to `path` (.png, .svg or .pdf) and return the path.
+
+    Top: one glass of `kinks` boundaries with the gradient each adds. Bottom: the loss along the
+    path for this glass and for others of the same density, with the standard deviation and the
+    bound of Theorem 4; the mean of |loss change| is over `glasses` simulations.
+    """
+    target = style.checked_path(path)
+    _require_whole("seed", seed, 0, 2**63 - 1)
+    _require_whole("kinks", kinks, 1, 1000)
+    _require_whole("glasses", glasses, 2, 100_000)
+    generator = torch.Generator().manual_seed(seed)
+    glass = simulate_glass(kinks, generator)
+    along = torch.linspace(-HALF_WIDTH, HALF_WIDTH, 161, dtype=torch.float64)
+    displacements = torch.stack([along, torch.zeros_like(along)], dim=1)
+    start = torch.zeros(2, dtype=torch.float64)
+    others = torch.stack(
+        [glass.redrawn(generator).excess_loss(start, displacements) for _ in range(glasses)]
+    )
+    with style.look():
+        figure = style.new_figure(height=6.9)
+        top, bottom = figure.subplots(2, 1, sharex=True)
+        _draw_window(top, glass)
+        _draw_losses(bottom, glass, displacements, others)
+        figure.legend(*bottom.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return style.save(figure, target)
+
+
+def boundary_segments(glass: GradientGlass) -> tuple[Tensor, Tensor]:
+    """The boundaries clipped to the window: end points (count x 2 x 2) and their kink indices.
+
+    A boundary is b n + u t for the tangent t; the window's four sides bound u from both ends.
+    """
+    feet = glass.offsets[:, None] * glass.normals
+    tangents = glass.normals.flip(1) * glass.normals.new_tensor([-1.0, 1.0])
+    half = glass.normals.new_tensor([HALF_WIDTH, HALF_HEIGHT])
+    limits = torch.stack([(-half - feet) / tangents, (half - feet) / tangents])
+    first = limits.amin(0).amax(1)
+    last = limits.amax(0).amin(1)
+    kinks = torch.nonzero(last > first).flatten()
+    u = torch.stack([first, last], dim=1)[kinks, :, None]
+    return feet[kinks, None] + u * tangents[kinks, None], kinks
+
+
+def path_crossings(glass: GradientGlass) -> Tensor:
+    """Sorted first coordinates at which the path, theta_2 = 0, crosses a boundary."""
+    crossings = glass.offsets / glass.normals[:, 0]
+    return crossings[crossings.abs() <= HALF_WIDTH].sort().values
+
+
+def place_arrows(glass: GradientGlass, segments: Tensor, kinks: Tensor) -> tuple[Tensor, Tensor]:
+    """One arrow a_k n_k per visible boundary, in the half-space where it is added: tails, vectors.
+
+    An arrow of a convex kink (a_k > 0) thus leaves its boundary, one of a concave kink ends on it.
+    Each takes the place along its boundary that keeps it farthest from the arrows before it, from
+    the path and from the frame.
+    """
+    half = segments.new_tensor([HALF_WIDTH, HALF_HEIGHT])
+    share = torch.linspace(0.03, 0.97, 48, dtype=segments.dtype)[:, None]
+    middles: list[Tensor] = []
+    for segment, kink in zip(segments, kinks, strict=True):
+        reach = _ARROW_LENGTH * glass.strengths[kink].abs() * glass.normals[kink]
+        middle = segment[0] + share * (segment[1] - segment[0]) + reach / 2
+        room = torch.cat(
+            [
+                (half - middle.abs() - reach.abs() / 2).amin(1, keepdim=True) * 3,
+                middle[:, 1:].abs() - reach[1].abs() / 2,
+                *[(middle - other).norm(dim=1, keepdim=True) for other in middles],
+            ],
+            dim=1,
+        )
+        middles.append(middle[room.amin(1).argmax()])
+    arrows = _ARROW_LENGTH * glass.strengths[kinks, None] * glass.normals[kinks]
+    return (torch.stack(middles) if middles else arrows) - arrows / 2, arrows
+
+
+def _draw_window(axes: Axes, glass: GradientGlass) -> None:
+    segments, kinks = boundary_segments(glass)
+    tails, arrows = place_arrows(glass, segments, kinks)
+    crossings = path_crossings(glass)
+    axes.plot(*segments.permute(2, 1, 0), color=style.GRAY, lw=0.8)
+    axes.quiver(*tails.T, *arrows.T, **_ARROWS)
+    axes.plot([-HALF_WIDTH, HALF_WIDTH], [0, 0], **_PATH)
+    axes.plot(crossings, torch.zeros_like(crossings), **_CROSSINGS)
+    axes.set_xlim(-HALF_WIDTH, HALF_WIDTH)
+    axes.set_ylim(-HALF_HEIGHT, HALF_HEIGHT)
+    axes.set_box_aspect(HALF_HEIGHT / HALF_WIDTH)
+    axes.set_yticks([-HALF_HEIGHT, 0.0, HALF_HEIGHT])
+    axes.set_ylabel("second parameter")
+    axes.set_title("Each arrow is added to the gradient on its side of the boundary")
+
+
+def _draw_losses(axes: Axes, glass: GradientGlass, displacements: Tensor, others: Tensor) -> None:
+    along, rho = displacements[:, 0], glass.density()
+    deviation = loss_variance(rho, displacements)[:, 0].sqrt()
+    mean = others.abs().mean(0)
+    start = torch.zeros_like(displacements[0])
+    crossings = path_crossings(glass)
+    kinks = torch.stack([crossings, torch.zeros_like(crossings)], dim=1)
+    axes.fill_between(along, -deviation, deviation, label=_BAND_LABEL, **_BAND)
+    axes.plot(along, others[:_SHOWN].T, label=["other glasses"] + ["_"] * (_SHOWN - 1), **_OTHERS)
+    axes.plot(along, glass.excess_loss(start, displacements), label="the glass above", **_PATH)
+    axes.plot(crossings, glass.excess_loss(start, kinks), **_CROSSINGS)
+    axes.plot(along, glass_loss_bound(rho, displacements), label="bound of Theorem 4", **_BOUND)
+    axes.plot(along[::8], mean[::8], label="simulated mean of |change|", **_MEAN)
+    limit = 2.2 * deviation.max().item()
+    axes.set_ylim(-limit, limit)
+    axes.set_box_aspect(0.6)
+    axes.set_xlabel("first parameter, measured from the start")
+    axes.set_ylabel("loss change, initial slope removed")
+    axes.set_title("The mean change along the path follows the bound")
+
+
+def _require_whole(name: str, value: int, least: int, most: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
