@@ -1,5 +1,4 @@
-"""
-An independent, naive, float64 transcription of the Alice optimizer, for tests only.
+"""An independent, naive, float64 transcription of the Alice optimizer, for tests only.
 
 Everything is done one coordinate at a time in plain Python floats. Nothing is fused, cached or
 shared with the package, so agreement with it means that two separate readings of the algorithm
@@ -9,8 +8,8 @@ density, k steps and w topography weight of a parameter. One step, with L = lr, 
 
     full:  g+ = grad(nu + lambda t), g- = grad(nu - lambda t);  always: g0 = grad(nu)
     g <- b1 g + (1-b1) g0             s <- b2 s + (1-b2) g0^2
-    full, with bt = b2^(quick_steps+1):
-        h   <- bt h + (1-bt) x where y = (g+ - g-)/(2 lambda); x = |y| (abs), y^2 (rms), t y (signed)
+    full, with bt = b2^(quick_steps+1) and y = (g+ - g-)/(2 lambda):
+        h   <- bt h + (1-bt) x        x = |y| (abs), y^2 (rms), t y (signed)
         rho <- bt rho + (1-bt) (2/lambda) ((g+ + g-)/2 - g0)^2
         w   <- bt w + (1-bt)
     corrected: G = g/(1-b1^(k+1)), S = s/(1-b2^(k+1)), R = rho/w, H = h/w, sqrt(h/w) or |h/w|
@@ -62,8 +61,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """
-    What is the same for every coordinate of one parameter during one step.
+    """What is the same for every coordinate of one parameter during one step.
 
     `correction1`, `correction2` and `weight` are the weights that the averages of g, s and of
     (h, rho) carry once this step is counted: dividing by them removes the start from zero.
@@ -200,8 +198,7 @@ def scaled(gradients: list[np.ndarray | None], factor: float) -> list[np.ndarray
 
 
 class ReferenceAlice:
-    """
-    Alice for one parameter group, all arrays float64. `eps` must be positive.
+    """Alice for one parameter group, all arrays float64. `eps` must be positive.
 
     Readings of the algorithm that a caller has to know:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -156,14 +157,27 @@ def test_diagonal_quadratic_is_measured_exactly(kind: str, quick_steps: int) -> 
     assert alice.step_counts == [12] * 3
 
 
-def test_newton_step_on_a_diagonal_quadratic() -> None:
-    """Between loose bounds the first step puts the probe center at the minimum."""
-    curvature = [np.abs(v) + 0.5 for v in start(2)]
-    alice = ReferenceAlice(start(), lr=1e3, probe_radius=0.1, limit="fixed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_newton_step_on_a_diagonal_quadratic(kind: str) -> None:
+    """Loose bounds put nu at a minimum x = 0 in one step, and at 2 x away from a maximum."""
+    curvature = [np.sign(v) * (np.abs(v) + 0.5) for v in start(2)]
+    alice = ReferenceAlice(start(), lr=1e3, probe_radius=0.1, limit="fixed", hessian=kind)
     alice.step(diagonal(curvature), random_signs)
-    for x0, nu, mu in zip(start(), alice.probe_centers, alice.positions, strict=True):
-        np.testing.assert_allclose(nu, 0.0, atol=1e-7)
-        np.testing.assert_allclose(mu, 0.9 * x0, atol=1e-7)
+    for h, x, nu, mu in zip(curvature, start(), alice.probe_centers, alice.positions, strict=True):
+        np.testing.assert_allclose(nu, np.where(h > 0, 0.0, 2.0 * x), atol=1e-7)
+        np.testing.assert_allclose(mu, np.where(h > 0, 0.9 * x, 1.1 * x), atol=1e-7)
+
+
+def test_clipping_scales_all_three_gradients() -> None:
+    """A clip factor c of the center gradient makes the measured curvature c h, without glass."""
+    curvature = [np.abs(v) + 0.5 for v in start(2)]
+    grads = [h * v for h, v in zip(curvature, start(), strict=True)]
+    factor = 0.3 / (math.sqrt(sum(float(np.sum(g * g)) for g in grads)) + 1e-6)
+    alice = ReferenceAlice(start(), lr=0.1, max_grad_norm=0.3)
+    alice.step(diagonal(curvature), random_signs)
+    for h, hess, rho in zip(curvature, alice.hess, alice.glass_density, strict=True):
+        np.testing.assert_allclose(hess / alice.weights[0], factor * h, atol=1e-12)
+        np.testing.assert_allclose(rho, 0.0, atol=1e-24)
 
 
 def kink(values: Arrays) -> list[np.ndarray | None]:
@@ -173,8 +187,7 @@ def kink(values: Arrays) -> list[np.ndarray | None]:
 
 @pytest.mark.parametrize("side", [1.0, -1.0])
 def test_first_step_over_a_kink_by_hand(side: float) -> None:
-    """
-    From x = 1 with lambda 0.1: h = 0.5/0.2, rho = 20 (1.25 - 1)^2, and Theorem 5's step.
+    """From x = 1 with lambda 0.1: h = 0.5/0.2, rho = 20 (1.25 - 1)^2, and Theorem 5's step.
 
     hg = 3 rho/(4 pi) = 0.298416, hbar = hg + h + sqrt(hg (hg + 2h)) = 4.055845, d = 1/hbar.
     The step is stationary for Theorem 5's bound: h d + sqrt(3 rho d/(2 pi)) = g. A kink seen from
@@ -196,8 +209,7 @@ def test_first_step_over_a_kink_by_hand(side: float) -> None:
 @pytest.mark.parametrize(("limit", "unit"), [("fixed", 1.0), ("sgd", 0.2), ("adam", 1.0)])
 @pytest.mark.parametrize("bound", ["lower", "upper"])
 def test_bounds_of_a_first_step_by_hand(limit: str, unit: float, bound: str) -> None:
-    """
-    Gradient 2, curvature 4: d = 1/2 is cut to lr unit or raised to lr_min unit, decay added.
+    """Gradient 2, curvature 4: d = 1/2 is cut to lr unit or raised to lr_min unit, decay added.
 
     The unit is 1, the uncorrected average 0.1 * 2, and 2/sqrt(4), in this order.
     """
@@ -265,28 +277,28 @@ def test_missing_gradients() -> None:
 @pytest.mark.parametrize("call", [0, 1, 2])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_freezes_its_coordinate(call: int, bad: float) -> None:
-    """Coordinate 1 keeps all its state in step 4; the others step as if nothing had happened."""
+    """Coordinate 1 keeps all its state; the others step, and are clipped, as if it had been 0."""
 
-    def run(bad: float) -> tuple[ReferenceAlice, ReferenceAlice]:
+    def run(value: float) -> tuple[ReferenceAlice, tuple[np.ndarray, ...]]:
         alice = ReferenceAlice([np.arange(1.0, 4.0)], lr=0.1, max_grad_norm=2.0, quick_steps=0)
-        before, calls = ReferenceAlice([np.zeros(3)], lr=0.1), 0
+        calls = 0
 
         def gradient(values: Arrays) -> list[np.ndarray | None]:
             nonlocal calls
-            grad = 2.0 * values[0] * np.array([1.0, 0.0, 1.0])
-            grad[1] = bad if calls == 9 + call else 0.0
+            grad = 2.0 * values[0] + np.abs(values[0] - 1.9)
+            grad[1] = value if calls == 9 + call else grad[1]
             calls += 1
             return [grad]
 
-        for _ in range(4):
-            before._start(alice.positions)
-            for kept, now in zip(before._state(0), alice._state(0), strict=True):
-                kept[...] = now
+        for _ in range(3):
             alice.step(gradient, random_signs)
+        before = copy.deepcopy(alice._state(0))
+        alice.step(gradient, random_signs)
         return alice, before
 
-    (alice, before), (healthy, _) = run(bad), run(0.0)
-    for now, then, fine in zip(alice._state(0), before._state(0), healthy._state(0), strict=True):
-        assert now[1] == then[1]
-        np.testing.assert_array_equal(now[[0, 2]], fine[[0, 2]])
-    assert (alice.coordinates_skipped, healthy.coordinates_skipped) == (1, 0)
+    (alice, before), (zeroed, _) = run(bad), run(0.0)
+    for now, then, other in zip(alice._state(0), before, zeroed._state(0), strict=True):
+        assert now[1] == then[1] != other[1] != 0.0
+        np.testing.assert_array_equal(now[[0, 2]], other[[0, 2]])
+    assert (alice.coordinates_skipped, zeroed.coordinates_skipped) == (1, 0)
+    assert (alice.step_counts, alice.weights) == (zeroed.step_counts, zeroed.weights)

@@ -1,7 +1,8 @@
 """aliceopt: the optimizer Alice, the theory it rests on, and instruments to check both."""
 
 from . import theory
+from .alice import Alice
 
-__all__ = ["theory"]
+__all__ = ["Alice", "theory"]
 
 __version__ = "0.1.0"

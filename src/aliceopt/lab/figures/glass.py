@@ -30,9 +30,10 @@ _REACH = math.hypot(HALF_WIDTH, HALF_HEIGHT)
 _ARROW_LENGTH = 0.1  # window units of an arrow of strength 1: long enough to read, short of a cell
 
 
+_CHUNK = 200  # glasses simulated at once: about ten megabytes
 _SHOWN = 40  # trajectories drawn behind the statistics, which use every glass
 
-_BAND_LABEL = "standard deviation, no floor"
+_BAND_LABEL = "± standard deviation of the change"
 _ARROWS: dict[str, Any] = {
     "angles": "xy",
     "scale_units": "xy",
@@ -53,7 +54,13 @@ _CROSSINGS: dict[str, Any] = {
     "zorder": 5,
 }
 _OTHERS: dict[str, Any] = {"color": style.GRAY, "lw": 0.5, "alpha": 0.8}
-_BAND: dict[str, Any] = {"color": style.SKY, "alpha": 0.35, "lw": 0, "zorder": 0}
+_BAND: dict[str, Any] = {
+    "facecolor": (style.SKY, 0.3),
+    "edgecolor": style.BLUE,
+    "ls": "--",
+    "lw": 1.0,
+    "zorder": 0,
+}
 _BOUND: dict[str, Any] = {"color": style.BLACK, "lw": 2.0, "zorder": 6}
 _MEAN: dict[str, Any] = {
     "color": style.GREEN,
@@ -63,7 +70,9 @@ _MEAN: dict[str, Any] = {
     "mfc": "white",
     "mew": 1.3,
     "zorder": 7,
+    "clip_on": False,
 }
+_START: dict[str, Any] = {"color": style.VERMILLION, "marker": "D", "ms": 6.5, "zorder": 6}
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,8 @@ class GradientGlass:
 
     Crossing boundary k in the direction of its unit normal n_k (`normals`, kinks x 2) adds a_k n_k
     to the gradient. The a_k (`strengths`) have random signs and so mean zero; the b_k (`offsets`)
-    are uniform on [-`reach`, `reach`], which makes the glass alike everywhere on the disk.
+    are uniform on [-`reach`, `reach`], which makes the glass alike everywhere on the disk. Leading
+    dimensions of strengths and offsets make a batch of glasses with common normals.
     """
 
     normals: Tensor
@@ -83,13 +93,14 @@ class GradientGlass:
     reach: float
 
     def loss(self, points: Tensor) -> Tensor:
-        """The loss at each row of `points` (count x 2)."""
-        return torch.relu(points @ self.normals.T - self.offsets) @ self.strengths
+        """The loss at each row of `points` (count x 2): batch x count."""
+        depths = points @ self.normals.T - self.offsets[..., None, :]
+        return (torch.relu(depths) @ self.strengths[..., None]).squeeze(-1)
 
     def gradient(self, points: Tensor) -> Tensor:
-        """The exact gradient at each row of `points`: the sum of a_k n_k over active kinks."""
-        active = (points @ self.normals.T > self.offsets).to(points.dtype)
-        return active @ (self.strengths[:, None] * self.normals)
+        """The exact gradient, the sum of a_k n_k over active kinks: batch x count x 2."""
+        active = (points @ self.normals.T > self.offsets[..., None, :]).to(points.dtype)
+        return active @ (self.strengths[..., None] * self.normals)
 
     def density(self) -> Tensor:
         """The glass density of each coordinate: mean square gradient change per unit length.
@@ -97,21 +108,22 @@ class GradientGlass:
             rho_i = 1 / (2 reach) sum_k (a_k n_ki)^2 |n_ki|
 
         the diagonal of Theorem 1's matrix, with dL/dz = a_k, grad y = n_k and threshold `reach`.
-        The mean is over offsets and signs, as drawn by `redrawn`.
+        The mean is over offsets and signs, as drawn by `redrawn`, so a batch shares its density
+        with the single glass it was drawn from. Only a single glass can be asked.
         """
         return glass_density(self.normals, self.strengths, self.reach)
 
-    def redrawn(self, generator: torch.Generator) -> GradientGlass:
+    def redrawn(self, generator: torch.Generator, *batch: int) -> GradientGlass:
         """The same normals and magnitudes with fresh offsets and signs: same density, new glass."""
-        uniform = torch.rand(2, len(self.offsets), generator=generator, dtype=self.offsets.dtype)
-        signs = torch.where(uniform[0] < 0.5, -1.0, 1.0).to(self.offsets.dtype)
-        offsets = self.reach * (2 * uniform[1] - 1)
-        return replace(self, strengths=self.strengths.abs() * signs, offsets=offsets)
+        shape = (2, *batch, *self.offsets.shape)
+        uniform = torch.rand(shape, generator=generator, dtype=self.offsets.dtype)
+        strengths = torch.where(uniform[0] < 0.5, -1.0, 1.0) * self.strengths.abs()
+        return replace(self, strengths=strengths, offsets=self.reach * (2 * uniform[1] - 1))
 
     def excess_loss(self, start: Tensor, displacements: Tensor) -> Tensor:
         """loss(start + d) - loss(start) - d . gradient(start): what the glass alone adds."""
-        linear = displacements @ self.gradient(start[None])[0]
-        return self.loss(start + displacements) - self.loss(start[None]) - linear
+        linear = self.gradient(start[None]) @ displacements.T
+        return self.loss(start + displacements) - self.loss(start[None]) - linear.squeeze(-2)
 
 
 def simulate_glass(kinks: int, generator: torch.Generator, reach: float = _REACH) -> GradientGlass:
@@ -124,6 +136,16 @@ def simulate_glass(kinks: int, generator: torch.Generator, reach: float = _REACH
     normals = torch.stack([angles.cos(), angles.sin()], dim=1)
     blank = GradientGlass(normals, 0.5 + magnitudes, torch.zeros_like(angles), reach)
     return blank.redrawn(generator)
+
+
+def simulate_losses(
+    glass: GradientGlass, displacements: Tensor, glasses: int, generator: torch.Generator
+) -> Tensor:
+    """Excess loss from the origin at each displacement, for redrawn glasses: glasses x count."""
+    start = torch.zeros_like(displacements[0])
+    chunks = [min(_CHUNK, glasses - done) for done in range(0, glasses, _CHUNK)]
+    redraws = (glass.redrawn(generator, chunk) for chunk in chunks)
+    return torch.cat([redraw.excess_loss(start, displacements) for redraw in redraws])
 
 
 def draw_glass(
@@ -143,13 +165,10 @@ def draw_glass(
     glass = simulate_glass(kinks, generator)
     along = torch.linspace(-HALF_WIDTH, HALF_WIDTH, 161, dtype=torch.float64)
     displacements = torch.stack([along, torch.zeros_like(along)], dim=1)
-    start = torch.zeros(2, dtype=torch.float64)
-    others = torch.stack(
-        [glass.redrawn(generator).excess_loss(start, displacements) for _ in range(glasses)]
-    )
+    others = simulate_losses(glass, displacements, glasses, generator)
     with style.look():
         figure = style.new_figure(height=6.9)
-        top, bottom = figure.subplots(2, 1, sharex=True)
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.0, 1.1])
         _draw_window(top, glass)
         _draw_losses(bottom, glass, displacements, others)
         figure.legend(*bottom.get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -179,29 +198,41 @@ def path_crossings(glass: GradientGlass) -> Tensor:
 
 
 def place_arrows(glass: GradientGlass, segments: Tensor, kinks: Tensor) -> tuple[Tensor, Tensor]:
-    """One arrow a_k n_k per visible boundary, in the half-space where it is added: tails, vectors.
+    """One arrow per boundary in the window: tails on the boundary and vectors, both count x 2.
 
-    An arrow of a convex kink (a_k > 0) thus leaves its boundary, one of a concave kink ends on it.
-    Each takes the place along its boundary that keeps it farthest from the arrows before it, from
-    the path and from the frame.
+    The vector is proportional to what crossing the boundary from left to right adds to the
+    gradient, a_k n_k sign(n_k1); the way back subtracts it. Each arrow takes the place along its
+    boundary that keeps it clear of the other boundaries, the arrows before it, the path and the
+    frame. A boundary without room, because it only cuts a corner, gets none.
     """
-    half = segments.new_tensor([HALF_WIDTH, HALF_HEIGHT])
-    share = torch.linspace(0.03, 0.97, 48, dtype=segments.dtype)[:, None]
-    middles: list[Tensor] = []
-    for segment, kink in zip(segments, kinks, strict=True):
-        reach = _ARROW_LENGTH * glass.strengths[kink].abs() * glass.normals[kink]
-        middle = segment[0] + share * (segment[1] - segment[0]) + reach / 2
-        room = torch.cat(
-            [
-                (half - middle.abs() - reach.abs() / 2).amin(1, keepdim=True) * 3,
-                middle[:, 1:].abs() - reach[1].abs() / 2,
-                *[(middle - other).norm(dim=1, keepdim=True) for other in middles],
-            ],
-            dim=1,
-        )
-        middles.append(middle[room.amin(1).argmax()])
-    arrows = _ARROW_LENGTH * glass.strengths[kinks, None] * glass.normals[kinks]
-    return (torch.stack(middles) if middles else arrows) - arrows / 2, arrows
+    rightward = torch.where(glass.normals[kinks, 0] < 0, -1.0, 1.0) * glass.strengths[kinks]
+    arrows = _ARROW_LENGTH * rightward[:, None] * glass.normals[kinks]
+    placed: list[Tensor] = []
+    # the shortest boundary has the least choice, so it chooses first
+    for index in (segments[:, 1] - segments[:, 0]).norm(dim=1).argsort(stable=True):
+        arrow, segment, kink = arrows[index], segments[index], kinks[index]
+        places = torch.linspace(0.02, 0.98, 97, dtype=segments.dtype)[:, None]
+        tail = segment[0] + places * (segment[1] - segment[0])
+        room = _frame_room(tail, arrow)
+        depths = (tail + arrow / 2) @ glass.normals.T - glass.offsets
+        depths[:, kink] = math.inf
+        others = [(tail + arrow / 2 - t - v / 2).norm(dim=1) for t, v in placed]
+        clear = torch.stack([3 * depths.abs().amin(1), 3 * room, *others]).amin(0)
+        best = clear.argmax()
+        if room[best] > 0 and all(gap[best] > _ARROW_LENGTH / 2 for gap in others):
+            placed.append(torch.stack([tail[best], arrow]))
+    tails, vectors = torch.stack(placed).unbind(1) if placed else (arrows[:0], arrows[:0])
+    return tails, vectors
+
+
+def _frame_room(tail: Tensor, arrow: Tensor) -> Tensor:
+    """How far an arrow stays from the frame and from the path; negative where it crosses one."""
+    half = tail.new_tensor([HALF_WIDTH, HALF_HEIGHT])
+    head = tail + arrow
+    frame = torch.minimum(half - tail.abs(), half - head.abs()).amin(1)
+    same_side = (tail[:, 1] * head[:, 1]).sign()
+    path = torch.minimum(tail[:, 1].abs(), head[:, 1].abs()) * same_side
+    return torch.minimum(frame, path)
 
 
 def _draw_window(axes: Axes, glass: GradientGlass) -> None:
@@ -210,14 +241,25 @@ def _draw_window(axes: Axes, glass: GradientGlass) -> None:
     crossings = path_crossings(glass)
     axes.plot(*segments.permute(2, 1, 0), color=style.GRAY, lw=0.8)
     axes.quiver(*tails.T, *arrows.T, **_ARROWS)
+    axes.plot(*tails.T, color=style.BLUE, ls="", marker="o", ms=2.6, zorder=3)
     axes.plot([-HALF_WIDTH, HALF_WIDTH], [0, 0], **_PATH)
     axes.plot(crossings, torch.zeros_like(crossings), **_CROSSINGS)
+    axes.plot(0, 0, **_START)
+    axes.annotate(
+        "start",
+        (0, 0),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="center",
+        zorder=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
+    )
     axes.set_xlim(-HALF_WIDTH, HALF_WIDTH)
     axes.set_ylim(-HALF_HEIGHT, HALF_HEIGHT)
     axes.set_box_aspect(HALF_HEIGHT / HALF_WIDTH)
     axes.set_yticks([-HALF_HEIGHT, 0.0, HALF_HEIGHT])
     axes.set_ylabel("second parameter")
-    axes.set_title("Each arrow is added to the gradient on its side of the boundary")
+    axes.set_title("Crossing a boundary from left to right adds its arrow to the gradient")
 
 
 def _draw_losses(axes: Axes, glass: GradientGlass, displacements: Tensor, others: Tensor) -> None:
@@ -229,16 +271,23 @@ def _draw_losses(axes: Axes, glass: GradientGlass, displacements: Tensor, others
     kinks = torch.stack([crossings, torch.zeros_like(crossings)], dim=1)
     axes.fill_between(along, -deviation, deviation, label=_BAND_LABEL, **_BAND)
     axes.plot(along, others[:_SHOWN].T, label=["other glasses"] + ["_"] * (_SHOWN - 1), **_OTHERS)
-    axes.plot(along, glass.excess_loss(start, displacements), label="the glass above", **_PATH)
+    axes.plot(
+        along,
+        glass.excess_loss(start, displacements),
+        label="the glass above, on its path",
+        **_PATH,
+    )
     axes.plot(crossings, glass.excess_loss(start, kinks), **_CROSSINGS)
-    axes.plot(along, glass_loss_bound(rho, displacements), label="bound of Theorem 4", **_BOUND)
-    axes.plot(along[::8], mean[::8], label="simulated mean of |change|", **_MEAN)
+    axes.plot(
+        along, glass_loss_bound(rho, displacements), label="bound on the mean, Theorem 4", **_BOUND
+    )
+    axes.plot(along[::8], mean[::8], label="mean of |change|, simulated", **_MEAN)
     limit = 2.2 * deviation.max().item()
     axes.set_ylim(-limit, limit)
-    axes.set_box_aspect(0.6)
+    axes.set_xticks([-1.0, -0.5, 0.0, 0.5, 1.0])
     axes.set_xlabel("first parameter, measured from the start")
     axes.set_ylabel("loss change, initial slope removed")
-    axes.set_title("The mean change along the path follows the bound")
+    axes.set_title("Mean loss change and its bound, distance to the power 3/2")
 
 
 def _require_whole(name: str, value: int, least: int, most: int) -> None:

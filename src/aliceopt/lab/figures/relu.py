@@ -47,6 +47,7 @@ class QuadraticFit:
     curvature: float
 
     def __call__(self, x: Tensor) -> Tensor:
+        """q(x), elementwise."""
         d = x - self.center
         return self.value + d * (self.slope + self.curvature * d / 2)
 
@@ -84,11 +85,9 @@ def gradient_matching_fit(function: Function, center: float, radius: float) -> Q
     _require_finite("center", center)
     _require_radius(center, radius)
     probes = torch.tensor([center - radius, center + radius], dtype=torch.float64)
-    probes.requires_grad_()
-    values = function(probes)
-    (gradients,) = torch.autograd.grad(values.sum(), probes)
+    gradients = _gradients(function, probes)
     curvature = ((gradients[1] - gradients[0]) / (2 * radius)).item()
-    value = values.mean().item() - curvature * radius**2 / 2
+    value = function(probes).mean().item() - curvature * radius**2 / 2
     return QuadraticFit(center, value, gradients.mean().item(), curvature)
 
 
@@ -111,7 +110,7 @@ def draw_relu(path: str | os.PathLike[str], *, center: float = 0.3, radius: floa
         _draw_gradients(lower, x, local, pointwise, matched)
         for axes in (upper, lower):
             axes.axvspan(center - radius, center + radius, color="0.94", zorder=0, lw=0)
-            axes.margins(x=0)
+            axes.set_xlim(x[0].item(), x[-1].item())
         _mark_gradient_zero(upper, lower, matched, center - radius, center + radius)
         figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return style.save(figure, target)
@@ -131,7 +130,13 @@ def _draw_values(
     axes.plot(*center, marker="o", color=style.VERMILLION, ms=6)
     axes.annotate("center", center, xytext=(5, -12), textcoords="offset points")
     axes.set_ylabel("function value")
-    axes.set_title("Two gradients see the kink, the Hessian does not")
+    axes.margins(y=0.18)  # room for the word under the center when it stands on the flat side
+    seen = matched.curvature != pointwise.curvature
+    axes.set_title(
+        "Two gradients see the kink, the Hessian does not"
+        if seen
+        else "No kink between the two gradients: the fits coincide"
+    )
 
 
 def _draw_gradients(
@@ -139,11 +144,11 @@ def _draw_gradients(
 ) -> None:
     # two pieces, so that no line is drawn through the jump
     for side in (x[x <= 0], x[x > 0]):
-        axes.plot(side, _relu_gradient(side), **_RELU)
+        axes.plot(side, _gradients(torch.relu, side), **_RELU)
     axes.plot(x, pointwise.gradient(x), **_TANGENT)
     axes.plot(local, matched.gradient(local), **_MATCHED)
     ends = local[[0, -1]]
-    axes.plot(ends, _relu_gradient(ends), **_PROBE)
+    axes.plot(ends, _gradients(torch.relu, ends), **_PROBE)
     axes.set_xlabel("parameter x  (shaded: center ± radius)")
     axes.set_ylabel("gradient")
     axes.set_yticks([0.0, 0.5, 1.0])
@@ -151,8 +156,11 @@ def _draw_gradients(
     axes.set_title("The gradients of the three curves")
 
 
-def _relu_gradient(x: Tensor) -> Tensor:
-    return torch.func.vmap(torch.func.grad(torch.relu))(x)
+def _gradients(function: Function, x: Tensor) -> Tensor:
+    """The derivative at every entry of `x` of an elementwise function, by one backward pass."""
+    x = x.detach().clone().requires_grad_()
+    (gradients,) = torch.autograd.grad(function(x).sum(), x)
+    return gradients
 
 
 def _mark_gradient_zero(

@@ -65,12 +65,12 @@ _UNDATED: dict[str, dict[str, str | None]] = {
 
 
 def look() -> AbstractContextManager[None]:
-    """Everything drawn and saved inside this context ignores the reader's own matplotlib settings."""
+    """Everything drawn and saved in this context ignores the reader's own matplotlib settings."""
     return matplotlib.style.context(["default", _LOOK])
 
 
 def new_figure(height: float) -> Figure:
-    """An empty figure of the text width and `height` inches, tied to no window and no pyplot state."""
+    """An empty figure, text width by `height` inches, tied to no window and no pyplot state."""
     figure = Figure(figsize=(TEXT_WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

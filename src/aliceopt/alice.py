@@ -1,0 +1,395 @@
+"""Alice: the torch optimizer. Groups, state, and the two ways to drive one engine.
+
+The mathematics is elsewhere: `probe` evaluates, `topography` averages, `step` decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from . import checkpoint
+from .layout import local, reshard
+from .options import (
+    SHARED,
+    check_gradients,
+    check_group,
+    check_parameter,
+    has_curvature,
+    probe_radius,
+)
+from .probe import BufferWatch, Probe, Site
+from .scaling import clip_factors, poison_center_, unscale_
+from .state import position_of, update_site
+from .telemetry import Telemetry, measure
+
+__all__ = ["Alice"]
+
+_IMPLEMENTATIONS = ("auto", "eager")
+
+
+class Alice(Optimizer):
+    """Diagonal quasi-Newton optimizer for the curvature of expectation.
+
+    One step evaluates the gradient at the probe center nu and, every ``quick_steps + 1`` steps,
+    at two points ``nu +- probe_radius t`` beside it. The differences give a Hessian diagonal
+    ``h`` and a glass density ``rho`` averaged over that length. The step is ``|g| / hbar`` long,
+    with Theorem 5's ``hbar`` for both, clamped between ``lr_min`` and ``lr`` times a unit.
+
+    Between steps the parameters hold the position mu: there is no mode to switch for validation
+    or checkpoints.
+
+    Drive it with a closure, or with a loop::
+
+        loss = optimizer.step(closure)        # closure: forward and backward
+
+        for _ in optimizer.evaluations():     # 3 rounds on a full step, 1 on a quick one
+            loss_fn(model(x), y).backward()
+        optimizer.step()
+
+    Args:
+        params: parameters, named parameters or groups, as for any torch optimizer.
+        lr: upper bound of the step, in units of ``limit``; any torch scheduler may drive it.
+        lr_min: lower bound, in the same units; at or above ``lr`` both bounds are ``lr``.
+        probe_radius: distance of the probes in every coordinate. None: half of ``lr``, following
+            the schedule; must be given for ``limit="sgd"``.
+        betas: memory of the gradient, and of its square and the topography, in steps.
+        eps: added to denominators.
+        step_fraction: phi, how much of the step the position takes; None: ``(1 - beta1)
+            lookahead``, which makes the running gradient exact (Theorem 6).
+        lookahead: omega, how much of the step the next probe center takes.
+        limit: what the bounds multiply: "adam" (``|g|/sqrt(s)``), "fixed" (1) or "sgd" (``|g|``).
+        hessian: "none", "abs", "rms" or "signed", the estimator of the Hessian diagonal.
+        glass: whether glass density counts.
+        quick_steps: steps with one gradient between two steps with three.
+        weight_decay: decoupled, as in AdamW.
+        max_grad_norm: clip all gradients of a step by the factor that brings the global norm of
+            the center one down to this.
+        maximize: ascend instead.
+        seed: of the probe directions; torch's random state is not used.
+        model: the module whose buffers (BatchNorm statistics, counters) must not notice the
+            probes; required for FSDP2.
+        implementation: "auto" or "eager".
+    """
+
+    # torch.amp.GradScaler then leaves the skipping to `step`, which can say what is wrong.
+    _step_supports_amp_scaling = True
+    found_inf: Tensor
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        *,
+        lr_min: float = 0.0,
+        probe_radius: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        step_fraction: float | None = None,
+        lookahead: float = 1.0,
+        limit: str = "adam",
+        hessian: str = "abs",
+        glass: bool = True,
+        quick_steps: int = 3,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        seed: int = 0,
+        model: nn.Module | None = None,
+        implementation: str = "auto",
+    ):
+        if implementation not in _IMPLEMENTATIONS:
+            raise ValueError(
+                f"implementation must be one of {_IMPLEMENTATIONS}, got {implementation!r}"
+            )
+        if model is not None and not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        defaults = {
+            "lr": lr,
+            "lr_min": lr_min,
+            "probe_radius": probe_radius,
+            "betas": betas,
+            "eps": eps,
+            "step_fraction": step_fraction,
+            "lookahead": lookahead,
+            "limit": limit,
+            "hessian": hessian,
+            "glass": glass,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "quick_steps": quick_steps,
+            "seed": seed,
+            "max_grad_norm": max_grad_norm,
+            "cadence": 0,
+            "full_count": 0,
+            "quick_count": 0,
+        }
+        self.model = model
+        self.implementation = implementation
+        self._probe: Probe | None = None
+        self._warned: set[str] = set()
+        self._skipped: dict[Tensor, Tensor] = {}
+        super().__init__(params, defaults)
+
+    # ---- groups -------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, also in mid-training; per-optimizer options cannot differ by group."""
+        self._drop_probe()
+        shared = self.param_groups[0] if self.param_groups else self.defaults
+        for name in SHARED:
+            if param_group.get(name, shared[name]) != shared[name]:
+                raise ValueError(
+                    f"{name} is one for the whole optimizer ({shared[name]!r}); a group cannot "
+                    f"set it, got {param_group[name]!r}"
+                )
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            group.update({name: shared[name] for name in SHARED})
+            check_group(group)
+            for i, param in enumerate(group["params"]):
+                names = group.get("param_names")
+                label = repr(names[i]) if names else f"parameter {i}"
+                where = f"{label} of group {len(self.param_groups) - 1}"
+                check_parameter(param, where, model=self.model)
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+
+    def _shared(self, name: str) -> Any:
+        return self.param_groups[0][name]
+
+    def _set_shared(self, **values: Any) -> None:
+        for group in self.param_groups:
+            group.update(values)
+
+    @property
+    def gradient_evaluations(self) -> int:
+        """Gradients evaluated by the steps taken so far: three a full step, one a quick one."""
+        return int(3 * self._shared("full_count") + self._shared("quick_count"))
+
+    # ---- driving ------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step and return the closure's value at the probe center, or None.
+
+        With ``closure``: evaluates it three times on a full step, once on a quick one, with
+        gradients zeroed. Without: uses what a loop over `evaluations` collected; or, after a
+        plain backward, takes a quick step from the gradient at the position itself.
+        """
+        scaled = hasattr(self, "found_inf")  # set by GradScaler.step around its call
+        if closure is not None:
+            if scaled:
+                raise RuntimeError(
+                    "GradScaler.step(optimizer, closure) would hand Alice scaled gradients: loop "
+                    "over optimizer.evaluations(scaler=scaler), then scaler.step(optimizer)"
+                )
+            self._drop_probe()
+            loss = None
+            with (
+                contextlib.closing(self._rounds(None, settle=False)) as rounds,
+                torch.enable_grad(),
+            ):
+                for _ in rounds:
+                    loss = closure()
+            self._apply()
+            return loss
+        if self._probe is not None and not self._probe.finished:
+            self._drop_probe()
+        self._check_scaler(scaled)
+        if scaled and self._overflowed():
+            self._drop_probe()
+        elif self._probe is not None or any(p.grad is not None for p in self._params()):
+            self._apply()
+        return None
+
+    def _check_scaler(self, scaled: bool) -> None:
+        """All gradients of a step must have met the same GradScaler, or none."""
+        probe = self._probe
+        if scaled and probe is not None and probe.full and probe.scaler is None:
+            raise RuntimeError(
+                "the loop ran without its scaler, so the probes' gradients are still scaled: "
+                "use optimizer.evaluations(scaler=scaler)"
+            )
+        if not scaled and probe is not None and probe.scaler is not None:
+            raise RuntimeError(
+                "the loop ran with a GradScaler, so .grad is still scaled: call "
+                "scaler.step(optimizer) instead of optimizer.step()"
+            )
+
+    def _overflowed(self) -> bool:
+        """Under a GradScaler: whether to skip this step; if not, ``.grad`` is left unscaled."""
+        overflowed = bool(self.found_inf)
+        if not overflowed:
+            unscale_(self._params(), getattr(self, "grad_scale", None))
+        return overflowed
+
+    def evaluations(self, scaler: Any = None) -> Iterator[int]:
+        """Rounds of one step: in each, run forward and backward on the *same* batch.
+
+        Draw the batch outside the loop; accumulate micro-batches inside it. With fp16 pass the
+        GradScaler and step through it. Leaving the loop early takes the step back.
+        """
+        self._drop_probe()
+        enabled = scaler is not None and scaler.is_enabled()
+        yield from self._rounds(scaler if enabled else None, settle=True)
+
+    def _rounds(self, scaler: Any, *, settle: bool) -> Generator[int, None, None]:
+        probe = self._probe = self._new_probe(scaler)
+        watch = self._watch_buffers(probe)
+        try:
+            for i, name in enumerate(probe.rounds):
+                probe.begin(name)
+                yield i
+                if self._probe is not probe:
+                    raise RuntimeError(
+                        "this loop over evaluations() was given up, because step(), state_dict() "
+                        "or another loop ran inside it: call optimizer.step() after the loop"
+                    )
+                check_gradients(self._params())
+                probe.end(name)
+            if scaler is not None:
+                poison_center_(probe.sites)
+            probe.finished = True
+        finally:
+            if self._probe is probe and not probe.finished:
+                self._drop_probe()
+            elif self._probe is probe and settle:
+                probe.settle()
+            if watch is not None:
+                watch.stop()
+
+    def _params(self) -> Iterator[nn.Parameter]:
+        for group in self.param_groups:
+            yield from group["params"]
+
+    # ---- one excursion ------------------------------------------------------------------------
+
+    def _full_due(self) -> bool:
+        due = self._shared("cadence") % (self._shared("quick_steps") + 1) == 0
+        return due and any(has_curvature(group) for group in self.param_groups)
+
+    def _new_probe(self, scaler: Any) -> Probe:
+        full = self._full_due() and any(probe_radius(group) > 0 for group in self.param_groups)
+        sites, index = [], 0
+        for group in self.param_groups:
+            radius = probe_radius(group) if full else 0.0
+            for param in group["params"]:
+                if param.requires_grad:
+                    position = position_of(param, self.state.get(param, {}))
+                    center = self.state.get(param, {}).get("probe_center")
+                    nu = position if center is None else local(center)
+                    sites.append(Site(param, index, position, nu, radius))
+                index += 1
+        steps = self._shared("full_count") + self._shared("quick_count")
+        return Probe(sites, self._shared("seed"), steps, full, self.model, scaler)
+
+    def _drop_probe(self) -> None:
+        """Give up an excursion that no step will use; one left in the middle is undone."""
+        probe, self._probe = self._probe, None
+        if probe is not None and probe.finished:
+            probe.settle()
+        elif probe is not None:
+            probe.cancel()
+
+    def _watch_buffers(self, probe: Probe) -> BufferWatch | None:
+        watching = probe.full and self.model is None and "buffers" not in self._warned
+        self._warned.update({"buffers"} if watching else ())
+        return BufferWatch() if watching else None
+
+    # ---- one update ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        """Turn the gradients at hand into new averages and positions, and count the step."""
+        probe = self._probe or self._plain_probe()
+        self._probe = None
+        if self.model is not None:
+            reshard(self.model.modules())
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        clip = clip_factors(self._params(), self._shared("max_grad_norm"))
+        for site in probe.sites:
+            param = site.param
+            if param.grad is not None:
+                factor = clip.get(site.position.device)
+                skipped = update_site(site, self.state[param], groups[param], probe, factor)
+                self._skipped[param] = self._skipped.get(param, 0) + skipped
+            local(param).copy_(site.position)
+        self._count(probe.full)
+
+    def _plain_probe(self) -> Probe:
+        """After a plain backward: the gradients at hand were taken at mu."""
+        check_gradients(self._params())
+        wanted = any(probe_radius(group) > 0 for group in self.param_groups)
+        if wanted and self._shared("full_count") == 0 and "never full" not in self._warned:
+            self._warned.add("never full")
+            warnings.warn(
+                "no curvature has been measured: step() after a plain backward is a quick step. "
+                "Pass a closure to step(), or loop over evaluations() before it",
+                UserWarning,
+                stacklevel=5,
+            )
+        params = [p for p in self._params() if p.grad is not None]
+        sites = []
+        for param in params:
+            position = position_of(param, self.state.get(param, {}))
+            sites.append(Site(param, 0, position, position))
+        return Probe(sites, 0, 0, full=False)
+
+    def _count(self, full: bool) -> None:
+        cadence = self._shared("cadence")
+        self._set_shared(
+            # A full step that was due but could not be taken stays due.
+            cadence=cadence if self._full_due() and not full else cadence + 1,
+            full_count=self._shared("full_count") + full,
+            quick_count=self._shared("quick_count") + (not full),
+        )
+
+    # ---- citizenship --------------------------------------------------------------------------
+
+    def telemetry(self, depth: int = 1) -> Telemetry:
+        """What the averages say now, per group and per named block; see `aliceopt.telemetry`."""
+        return measure(self, depth=depth, skipped=self._skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on bit for bit; puts the parameters back at mu first."""
+        if self._probe is not None and self._probe.finished:
+            self._probe.settle()
+        else:
+            self._drop_probe()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a `state_dict`, in state precision on each parameter's device.
+
+        Refused, with what differs, for other shapes, group counts or kinds of Hessian.
+        """
+        self._drop_probe()
+        # Ours runs after every other hook before the load, and before every other one after it.
+        before = self.register_load_state_dict_pre_hook(checkpoint.shield)
+        after = self.register_load_state_dict_post_hook(checkpoint.unshield, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._drop_probe()
+        mine = ("model", "implementation", "_warned")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in mine}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_warned", set())
+        self._probe, self._skipped = None, {}
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)

@@ -1,0 +1,148 @@
+"""Alice's options: which there are, what they may be, and what they come to in a given step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layout import block_of, is_dtensor
+
+__all__ = [
+    "SHARED",
+    "check_gradients",
+    "check_group",
+    "check_parameter",
+    "has_curvature",
+    "number",
+    "probe_radius",
+    "step_fraction",
+]
+
+SHARED = ("quick_steps", "seed", "max_grad_norm", "cadence", "full_count", "quick_count")
+"""Per optimizer, not per group. Kept in every group, because that is what checkpoints carry."""
+
+LIMITS = ("adam", "fixed", "sgd")
+HESSIANS = ("none", "abs", "rms", "signed")
+
+
+def number(value: float | Tensor) -> float:
+    """A plain number from a number or a 0-dim (or one-element) tensor."""
+    return float(value)
+
+
+def has_curvature(group: dict[str, Any]) -> bool:
+    """Whether any curvature term is on in this group."""
+    return bool(group["glass"]) or group["hessian"] != "none"
+
+
+def probe_radius(group: dict[str, Any]) -> float:
+    """``lambda`` now: the given number, else half the current lr; zero with no curvature term."""
+    if not has_curvature(group):
+        return 0.0
+    radius = group["probe_radius"]
+    if radius is not None:
+        return number(radius)
+    if group["limit"] == "sgd":
+        raise ValueError(
+            "probe_radius must be given when limit is 'sgd' and a curvature term is on, got None: "
+            "there lr is a rate, not a length"
+        )
+    return number(group["lr"]) / 2
+
+
+def step_fraction(group: dict[str, Any]) -> float:
+    """``phi`` now: the given number, else ``(1 - beta1) lookahead``, Theorem 6's."""
+    phi = group["step_fraction"]
+    return float((1 - group["betas"][0]) * group["lookahead"] if phi is None else phi)
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for the first option out of range, naming option, value and range."""
+    for name in ("lr", "lr_min", "weight_decay", "eps"):
+        _check_number(name, group[name], minimum=0.0)
+    if group["probe_radius"] is not None:
+        _check_number("probe_radius", group["probe_radius"], minimum=0.0, open_below=True)
+    _check_number("lookahead", group["lookahead"], minimum=0.0, open_below=True)
+    if group["step_fraction"] is not None:
+        _check_number("step_fraction", group["step_fraction"], minimum=0.0, open_below=True)
+    if group["max_grad_norm"] is not None:
+        _check_number("max_grad_norm", group["max_grad_norm"], minimum=0.0, open_below=True)
+    _check_betas(group["betas"])
+    _check_choice("limit", group["limit"], LIMITS)
+    _check_choice("hessian", group["hessian"], HESSIANS)
+    for name in ("glass", "maximize"):
+        if not isinstance(group[name], bool):
+            raise ValueError(f"{name} must be True or False, got {group[name]!r}")
+    _check_count("quick_steps", group["quick_steps"], None)
+    _check_count("seed", group["seed"], 2**63)
+    probe_radius(group)  # a radius is needed and cannot be derived
+
+
+def _check_number(name: str, value: Any, *, minimum: float, open_below: bool = False) -> None:
+    bracket = "(" if open_below else "["
+    rule = f"{name} must be a number in {bracket}{minimum:g}, inf), got {value!r}"
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise ValueError(rule)
+        if value.device.type != "cpu":
+            return  # reading it would wait for the device
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(rule)
+    if not math.isfinite(value) or value < minimum or (open_below and value == minimum):
+        raise ValueError(rule)
+
+
+def _check_betas(betas: Any) -> None:
+    rule = f"betas must be two numbers in [0, 1), got {betas!r}"
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(rule)
+    for beta in betas:
+        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta < 1:
+            raise ValueError(rule)
+
+
+def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def _check_count(name: str, value: Any, bound: int | None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < 0 or (bound is not None and value >= bound):
+        limit = "" if bound is None else f" and < {bound}"
+        raise ValueError(f"{name} must be a whole number >= 0{limit}, got {value!r}")
+
+
+def check_parameter(param: Tensor, name: str, *, model: nn.Module | None) -> None:
+    """Refuse what the arithmetic cannot take: complex, sparse, non-floating, oddly sharded."""
+    if param.is_complex():
+        raise ValueError(
+            f"{name} is complex ({param.dtype}); Alice needs real parameters: optimize "
+            "torch.view_as_real of it"
+        )
+    if param.layout != torch.strided:
+        raise ValueError(f"{name} has layout {param.layout}; Alice needs dense parameters")
+    if not param.is_floating_point():
+        raise ValueError(f"{name} has dtype {param.dtype}; Alice needs floating-point parameters")
+    if is_dtensor(param):
+        block_of(param)  # refuses placements other than Shard and Replicate
+        if model is None:
+            raise ValueError(
+                f"{name} is a DTensor, so model must be given, got None: an FSDP module left "
+                "unsharded would not see the probes"
+            )
+
+
+def check_gradients(params: Iterable[Tensor]) -> None:
+    """Refuse sparse gradients."""
+    for param in params:
+        if param.grad is not None and param.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"Alice needs dense gradients, got layout {param.grad.layout} for a parameter of "
+                f"shape {tuple(param.shape)}: use sparse=False in the embedding"
+            )

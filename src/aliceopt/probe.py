@@ -1,0 +1,271 @@
+"""Where the parameters stand while gradients are taken, and how nothing else notices.
+
+A `Probe` is one step's excursion: it takes the positions aside, moves the parameters to
+``nu + lambda t``, ``nu - lambda t`` and ``nu``, collects the gradients, and puts the positions
+back. Every evaluation starts from the same random state and the same module buffers, and only the
+last one, at the center, leaves its mark on them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from .layout import block_of, local, reshard
+from .signs import block_signs, sign_key
+from .topography import Gradients
+
+__all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState", "Site", "displaced"]
+
+
+class RandomState:
+    """A snapshot of torch's default generators: the CPU's and those of the given devices."""
+
+    def __init__(self, devices: Iterable[torch.device]):
+        self._cpu = torch.get_rng_state()
+        self._others = {
+            device: torch.get_device_module(device).get_rng_state(device)
+            for device in sorted(set(devices), key=str)
+            if device.type not in ("cpu", "meta")
+        }
+
+    def restore(self) -> None:
+        """Put every generator back."""
+        torch.set_rng_state(self._cpu)
+        for device, state in self._others.items():
+            torch.get_device_module(device).set_rng_state(state, device)
+
+
+class BufferGuard:
+    """A snapshot of every buffer of a model, registered names and tensor identities included."""
+
+    def __init__(self, model: nn.Module | None):
+        self._saved: list[tuple[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]]] = []
+        for module in model.modules() if model is not None else ():
+            if module._buffers:
+                buffers = {
+                    name: (buffer, None if buffer is None else buffer.detach().clone())
+                    for name, buffer in module._buffers.items()
+                }
+                self._saved.append((module, buffers))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put every buffer back: the same tensor objects with the same contents."""
+        for module, buffers in self._saved:
+            for name in [name for name in module._buffers if name not in buffers]:
+                del module._buffers[name]
+            for name, (buffer, saved) in buffers.items():
+                module._buffers[name] = buffer
+                if buffer is not None and saved is not None:
+                    buffer.copy_(saved)
+
+
+class BufferWatch:
+    """Names the modules whose forward pass changes buffers, while it is on.
+
+    Without the model at hand this is the only way to see that probes left a trace. Modules that
+    normalise by running statistics update them in a kernel that leaves no version mark.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[int, list[int]] = {}
+        self._changed: set[str] = set()
+        self._handles = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after),
+        ]
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        self._versions[id(module)] = self._marks(module)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._versions.pop(id(module), None) != self._marks(module):
+            self._changed.add(type(module).__name__)
+
+    @staticmethod
+    def _marks(module: nn.Module) -> list[int]:
+        return [b._version for b in module._buffers.values() if b is not None]
+
+    def stop(self) -> None:
+        """Stop watching, and warn of what was seen."""
+        for handle in self._handles:
+            handle.remove()
+        if self._changed:
+            warnings.warn(
+                f"the probes also updated buffers of {', '.join(sorted(self._changed))}: "
+                "construct Alice(..., model=model) to guard them",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+@dataclass
+class Site:
+    """One parameter during an excursion.
+
+    ``position`` and ``center`` are mu and nu in state precision; ``radius`` is zero where the
+    parameter stays at the center. ``index`` is its place in the optimizer.
+    """
+
+    param: nn.Parameter
+    index: int
+    position: Tensor
+    center: Tensor
+    radius: float = 0.0
+    plus: Tensor | None = None
+    minus: Tensor | None = None
+
+    def signs(self, seed: int, step: int) -> Tensor:
+        """This parameter's Rademacher directions, regenerated."""
+        block = block_of(self.param)
+        return block_signs(
+            sign_key(seed, step, self.index),
+            block.global_shape,
+            offsets=block.offsets,
+            shape=block.shape,
+            dtype=self.center.dtype,
+            device=self.center.device,
+        )
+
+
+def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
+    """A side's gradient, unscaled, and safe from the next backward, which may reuse its memory."""
+    mine = local(grad)
+    if scaler is not None:
+        # The public way to the scale that does not wait for the device. Division in float32,
+        # because 1/65536 of a half-precision gradient may not be representable.
+        one = torch.ones((), dtype=torch.float32, device=mine.device)
+        scale: Tensor = scaler.scale(one)
+        return mine.to(torch.promote_types(mine.dtype, torch.float32)) / scale
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return mine.clone()  # DDP's gradients may be views of buckets it will fill again
+    return mine
+
+
+def displaced(site: Site, signs: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the parameter really stands at the two probes, in its own dtype.
+
+    In full precision ``nu + lambda t`` and ``nu - lambda t``. In bf16 or fp16 both are rounded,
+    and a pair that is not symmetric about the rounded center would make a quadratic look like
+    glass: the minus side therefore mirrors the plus side as it came out.
+    """
+    if site.param.dtype == site.center.dtype:
+        return site.center + site.radius * signs, site.center - site.radius * signs
+    dtype = site.param.dtype
+    center = site.center.to(dtype).to(site.center.dtype)
+    plus = (center + site.radius * signs).to(dtype)
+    return plus, (2 * center - plus.to(center.dtype)).to(dtype)
+
+
+def realised_radius(site: Site, signs: Tensor) -> float | Tensor:
+    """Half the distance between the two probes; where it rounded to zero, the nominal radius."""
+    if site.param.dtype == site.center.dtype:
+        return site.radius
+    plus, minus = (x.to(site.center.dtype) for x in displaced(site, signs))
+    half = ((plus - minus) / 2).abs()
+    return torch.where(half > 0, half, site.radius)
+
+
+@dataclass
+class Probe:
+    """One excursion over all sites. ``rounds`` are run in order by the optimizer.
+
+    After `finish` the gradients of the two sides are in the sites and the center's in ``.grad``.
+    `cancel` undoes everything.
+    """
+
+    sites: list[Site]
+    seed: int
+    step: int
+    full: bool
+    model: nn.Module | None = None
+    scaler: Any = None
+    finished: bool = False
+    at_rest: bool = True
+    _random: RandomState = field(init=False)
+    _buffers: BufferGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = RandomState(site.param.device for site in self.sites)
+        self._buffers = BufferGuard(self.model)
+
+    @property
+    def rounds(self) -> tuple[str, ...]:
+        """The evaluations of this step, in order."""
+        return ("plus", "minus", "center") if self.full else ("center",)
+
+    def begin(self, round_name: str) -> None:
+        """Move to a probe point with fresh gradients, replayed randomness and old buffers."""
+        if round_name != self.rounds[0]:
+            self._random.restore()
+            self._buffers.restore()
+        self._move(lambda site: self._target(site, round_name))
+        self.at_rest = False
+        for site in self.sites:
+            site.param.grad = None
+
+    def end(self, round_name: str) -> None:
+        """Keep a side's gradients; the center's stay in ``.grad``."""
+        if round_name == "center":
+            return
+        for site in self.sites:
+            if site.param.grad is not None and site.radius > 0:
+                setattr(site, round_name, kept_gradient(site.param.grad, self.scaler))
+            site.param.grad = None
+
+    def settle(self) -> None:
+        """Put the parameters back at mu, keeping the gradients."""
+        if not self.at_rest:
+            self._move(lambda site: site.position)
+            self.at_rest = True
+
+    def cancel(self) -> None:
+        """Undo the excursion: parameters, buffers and random state as before, gradients None."""
+        self.settle()
+        self._random.restore()
+        self._buffers.restore()
+        for site in self.sites:
+            site.param.grad = None
+
+    def gradients(
+        self, site: Site, prepared: Callable[[Tensor], Tensor], *, signed: bool
+    ) -> Gradients:
+        """What this excursion found at one site, each gradient passed through ``prepared``.
+
+        A side that got no gradient counts as zero.
+        """
+        assert site.param.grad is not None
+        center = prepared(local(site.param.grad))
+        if not self.full or site.radius == 0:
+            return Gradients(center)
+        plus, minus = (
+            torch.zeros_like(center) if side is None else prepared(side)
+            for side in (site.plus, site.minus)
+        )
+        if not signed and site.param.dtype == site.center.dtype:
+            return Gradients(center, plus, minus, site.radius)
+        signs = site.signs(self.seed, self.step)
+        return Gradients(center, plus, minus, realised_radius(site, signs), signs)
+
+    def _target(self, site: Site, round_name: str) -> Tensor:
+        if round_name == "center" or site.radius == 0:
+            return site.center
+        plus, minus = displaced(site, site.signs(self.seed, self.step))
+        return plus if round_name == "plus" else minus
+
+    @torch.no_grad()
+    def _move(self, target: Callable[[Site], Any]) -> None:
+        if self.model is not None:
+            reshard(self.model.modules())
+        for site in self.sites:
+            local(site.param).copy_(target(site))

@@ -1,0 +1,139 @@
+"""What Alice remembers of one parameter, and the numbers one update derives from it.
+
+===================== ==================================================================
+``step``              updates so far, k (0-dim, on the CPU)
+``topography_weight`` total weight of the topography averages, w (0-dim, on the CPU)
+``probe_center``      nu
+``grad_avg``          g, uncorrected
+``grad_sq``           s, uncorrected
+``glass_density``     rho, uncorrected; only with ``glass=True``
+``hess``              h, uncorrected, of the group's kind; not with ``hessian="none"``
+``position``          mu in float32; only for bf16 and fp16 parameters
+===================== ==================================================================
+
+Tensors are float32, or float64 for float64 parameters, and laid out and sharded like the parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .kernels import Target, update_
+from .layout import local
+from .options import number, step_fraction
+from .probe import Probe, Site
+from .topography import Averages, Rates
+
+__all__ = ["averages", "position_of", "rates", "state_dtype", "update_site"]
+
+State = dict[str, Any]
+
+
+def state_dtype(param: Tensor) -> torch.dtype:
+    """float64 for float64 parameters, float32 for all others."""
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def position_of(param: nn.Parameter, state: State) -> Tensor:
+    """Mu in state precision, as a new local tensor.
+
+    A low-precision parameter has a master copy, which counts as long as it rounds to what the
+    parameter holds; a parameter that was edited between steps counts itself.
+    """
+    here, dtype = local(param), state_dtype(param)
+    if param.dtype == dtype:
+        return here.clone()
+    if "position" not in state:
+        return here.to(dtype)
+    master = local(state["position"])
+    return torch.where(master.to(here.dtype) == here, master, here.to(dtype))
+
+
+def _fit_(state: State, param: nn.Parameter, group: dict[str, Any], position: Tensor) -> None:
+    """Give the state everything the group's options call for.
+
+    A curvature term switched on in mid-training starts the topography afresh, because both terms
+    share one weight.
+    """
+    dtype = state_dtype(param)
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float64)
+        state["topography_weight"] = torch.zeros((), dtype=torch.float64)
+        state["probe_center"] = torch.zeros_like(param.detach(), dtype=dtype)
+        local(state["probe_center"]).copy_(position)
+        state["grad_avg"] = torch.zeros_like(param.detach(), dtype=dtype)
+        state["grad_sq"] = torch.zeros_like(param.detach(), dtype=dtype)
+        if param.dtype != dtype:
+            state["position"] = torch.zeros_like(param.detach(), dtype=dtype)
+    wanted = {"glass_density": group["glass"], "hess": group["hessian"] != "none"}
+    if any(on and name not in state for name, on in wanted.items()):
+        state["topography_weight"].zero_()
+        for name, on in wanted.items():
+            if on:
+                state[name] = torch.zeros_like(param.detach(), dtype=dtype)
+
+
+def averages(state: State, group: dict[str, Any]) -> Averages:
+    """The running averages as local tensors, without terms that are switched off."""
+    return Averages(
+        grad_avg=local(state["grad_avg"]),
+        grad_sq=local(state["grad_sq"]),
+        glass_density=local(state["glass_density"]) if group["glass"] else None,
+        hess=local(state["hess"]) if group["hessian"] != "none" else None,
+    )
+
+
+def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -> Rates:
+    """The numbers of update ``count`` (from 1), which measures the topography or does not."""
+    beta1, beta2 = group["betas"]
+    # The memory of the topography, in steps, does not depend on how often it is measured.
+    beta_topo = beta2 ** (group["quick_steps"] + 1)
+    weight = state["topography_weight"].item()
+    return Rates(
+        beta1=beta1,
+        beta2=beta2,
+        beta_topo=beta_topo,
+        grad_weight=1 - beta1**count,
+        sq_weight=1 - beta2**count,
+        topo_weight=beta_topo * weight + (1 - beta_topo) if measuring else weight,
+        lr=number(group["lr"]),
+        lr_min=number(group["lr_min"]),
+        eps=group["eps"],
+        step_fraction=step_fraction(group),
+        lookahead=group["lookahead"],
+        weight_decay=group["weight_decay"],
+        limit=group["limit"],
+        hessian=group["hessian"],
+        glass=group["glass"],
+    )
+
+
+def update_site(
+    site: Site, state: State, group: dict[str, Any], probe: Probe, clip: Tensor | None
+) -> Tensor:
+    """Update one parameter's state, and ``site.position`` to its new position.
+
+    Every gradient is cast to state precision, clipped by the factor and, to maximize, negated.
+    Returns how many coordinates were left alone because a gradient was not finite.
+    """
+
+    def prepared(grad: Tensor) -> Tensor:
+        grad = grad.to(site.position.dtype)
+        if clip is not None:
+            grad = grad * clip.to(grad.dtype)
+        return -grad if group["maximize"] else grad
+
+    _fit_(state, site.param, group, site.position)
+    grads = probe.gradients(site, prepared, signed=group["hessian"] == "signed")
+    count = int(state["step"].item()) + 1
+    numbers = rates(group, state, count=count, measuring=grads.plus is not None)
+    target = Target(site.position, local(state["probe_center"]), averages(state, group))
+    skipped = update_(target, grads, numbers)
+    state["step"].fill_(count)
+    state["topography_weight"].fill_(numbers.topo_weight)
+    if "position" in state:
+        local(state["position"]).copy_(site.position)
+    return skipped

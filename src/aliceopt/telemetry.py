@@ -1,0 +1,169 @@
+"""What Alice is doing, in numbers: which bound rules, and which curvature there is.
+
+Everything is computed from the averages as they stand, at the current settings, i.e. it describes
+the step they call for. Sums run on the device and come back in one transfer per device. With
+sharded parameters the sums are over all shards, so every process must ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .layout import local, sum_over_shards
+from .state import averages, rates
+from .step import anatomy, bounded_step
+from .topography import corrected
+
+if TYPE_CHECKING:
+    from .alice import Alice
+
+__all__ = ["Summary", "Telemetry", "measure"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A set of parameters. The three shares add up to 1; means are over all coordinates.
+
+    ``glass_share`` is the mean share of the total curvature that glass accounts for,
+    ``1 - h / hbar``. Parameters that were never updated do not count.
+    """
+
+    coordinates: int
+    at_upper: float
+    at_lower: float
+    quasi_newton: float
+    glass_density: float
+    hess: float
+    glass_share: float
+    step_norm: float
+    grad_norm: float
+    skipped_coordinates: int
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """One report. ``blocks`` is empty when parameter names are not known."""
+
+    full_steps: int
+    quick_steps: int
+    gradient_evaluations: int
+    groups: list[Summary]
+    blocks: dict[str, Summary]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and dicts, for a logger."""
+        return asdict(self)
+
+
+_SUMS = ("count", "upper", "lower", "density", "hess", "share", "step_sq", "grad_sq", "skipped")
+
+
+@torch.no_grad()
+def measure(optimizer: Alice, *, depth: int, skipped: dict[Tensor, Tensor]) -> Telemetry:
+    """Summaries per group and per block, a block being the first ``depth`` parts of a name."""
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise ValueError(f"depth must be a whole number >= 1, got {depth!r}")
+    names = _names(optimizer)
+    keys: list[tuple[int, str | None]] = []
+    sums: list[Tensor] = []
+    for i, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            state = optimizer.state.get(param)
+            if state:
+                name = names.get(param)
+                block = None if name is None else ".".join(name.split(".")[:depth])
+                keys.append((i, block))
+                sums.append(_sums(param, group, state, skipped.get(param)))
+    rows = _fetch(sums)
+    groups = range(len(optimizer.param_groups))
+    blocks = dict.fromkeys(block for _, block in keys if block is not None)
+    pairs = list(zip(keys, rows, strict=True))
+    first = optimizer.param_groups[0]
+    return Telemetry(
+        full_steps=first["full_count"],
+        quick_steps=first["quick_count"],
+        gradient_evaluations=optimizer.gradient_evaluations,
+        groups=[_summary(row for (g, _), row in pairs if g == i) for i in groups],
+        blocks={b: _summary(row for (_, block), row in pairs if block == b) for b in blocks},
+    )
+
+
+def _names(optimizer: Alice) -> dict[Tensor, str]:
+    """Names given with the parameters, else those the model has for them."""
+    names: dict[Tensor, str] = {}
+    if isinstance(optimizer.model, nn.Module):
+        names.update({p: name for name, p in optimizer.model.named_parameters()})
+    for group in optimizer.param_groups:
+        names.update(zip(group["params"], group.get("param_names", ()), strict=False))
+    return names
+
+
+def _sums(
+    param: Tensor, group: dict[str, Any], state: dict[str, Any], skipped: Tensor | None
+) -> Tensor:
+    """The entries of `_SUMS` for one parameter, on its device, over all its shards."""
+    avg = averages(state, group)
+    numbers = rates(group, state, count=max(1, int(state["step"].item())), measuring=False)
+    parts, est = anatomy(avg, numbers), corrected(avg, numbers)
+    step = bounded_step(avg, numbers)
+    zero = torch.zeros((), device=step.device)
+    upper = lower = share = zero
+    if parts.newton is None:
+        upper = zero + step.numel()
+    else:
+        at_upper = parts.newton >= parts.upper
+        upper = at_upper.sum()
+        lower = ((parts.newton <= parts.lower) & ~at_upper).sum()
+        assert parts.total_curvature is not None
+        h = est.hess if est.hess is not None else zero
+        share = (1 - (h + numbers.eps) / parts.total_curvature).clamp(min=0).sum()
+    values = [
+        zero + step.numel(),
+        upper,
+        lower,
+        zero if est.glass_density is None else est.glass_density.sum(),
+        zero if est.hess is None else est.hess.sum(),
+        share,
+        step.square().sum(),
+        est.grad_avg.square().sum(),
+        zero if skipped is None else skipped,
+    ]
+    dtype = torch.float64 if step.device.type in ("cpu", "cuda") else torch.float32
+    return sum_over_shards(torch.stack([local(v).to(dtype) for v in values]), param)
+
+
+def _fetch(sums: list[Tensor]) -> list[dict[str, float]]:
+    """All rows as plain numbers, one transfer per device."""
+    rows: list[dict[str, float]] = [{} for _ in sums]
+    by_device: dict[torch.device, list[int]] = {}
+    for i, row in enumerate(sums):
+        by_device.setdefault(row.device, []).append(i)
+    for indices in by_device.values():
+        table = torch.stack([sums[i] for i in indices]).tolist()
+        for i, numbers in zip(indices, table, strict=True):
+            rows[i] = dict(zip(_SUMS, numbers, strict=True))
+    return rows
+
+
+def _summary(rows: Iterable[dict[str, float]]) -> Summary:
+    listed = list(rows)
+    total = {name: math.fsum(row[name] for row in listed) for name in _SUMS}
+    n = total["count"] or math.nan
+    return Summary(
+        coordinates=int(total["count"]),
+        at_upper=total["upper"] / n,
+        at_lower=total["lower"] / n,
+        quasi_newton=(total["count"] - total["upper"] - total["lower"]) / n,
+        glass_density=total["density"] / n,
+        hess=total["hess"] / n,
+        glass_share=total["share"] / n,
+        step_norm=math.sqrt(total["step_sq"]),
+        grad_norm=math.sqrt(total["grad_sq"]),
+        skipped_coordinates=int(total["skipped"]),
+    )

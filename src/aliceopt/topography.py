@@ -1,0 +1,145 @@
+"""Algorithms 1 and 2: gradients at the probe points -> running averages.
+
+Pure functions of tensors and numbers; the optimizer and any fused kernel share this signature.
+Between steps nothing here is bias-corrected; `corrected` does that on the way to the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Averages", "Gradients", "Rates", "corrected", "updated"]
+
+
+class Averages(NamedTuple):
+    """Running averages of one parameter; None where the group does not use the term.
+
+    ``hess`` averages ``|x|`` ("abs"), ``x^2`` ("rms") or ``t x`` ("signed").
+    """
+
+    grad_avg: Tensor
+    grad_sq: Tensor
+    glass_density: Tensor | None
+    hess: Tensor | None
+
+
+class Gradients(NamedTuple):
+    """What one step evaluated: at the probe center, and on a full step on either side of it.
+
+    ``radius`` is the probe's distance in every coordinate: one number, or a tensor where low
+    precision rounded the displacement. ``signs`` are the Rademacher directions, needed only for
+    the signed Hessian.
+    """
+
+    center: Tensor
+    plus: Tensor | None = None
+    minus: Tensor | None = None
+    radius: float | Tensor = 0.0
+    signs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Every number that one parameter's update needs, resolved for this step.
+
+    ``grad_weight``, ``sq_weight`` and ``topo_weight`` are the total weights of the averages
+    *after* this step (``1 - beta^(k+1)`` and ``w``): what a bias correction divides by.
+    """
+
+    beta1: float
+    beta2: float
+    beta_topo: float
+    grad_weight: float
+    sq_weight: float
+    topo_weight: float
+    lr: float
+    lr_min: float
+    eps: float
+    step_fraction: float
+    lookahead: float
+    weight_decay: float
+    limit: str
+    hessian: str
+    glass: bool
+
+    @property
+    def measured(self) -> bool:
+        """A curvature term is on and has been measured at least once."""
+        return self.topo_weight > 0 and (self.glass or self.hessian != "none")
+
+
+def updated(old: Averages, grads: Gradients, rates: Rates) -> Averages:
+    """The averages after one evaluation, full (both sides given) or quick (center alone).
+
+    g   <- b1 g + (1-b1) g0            s <- b2 s + (1-b2) g0^2
+    h   <- bt h + (1-bt) x             x: `hess_sample`
+    rho <- bt rho + (1-bt) (2/lambda) ((g+ + g-)/2 - g0)^2
+    """
+    g0, full = grads.center, grads.plus is not None
+    glass_density, hess = old.glass_density, old.hess
+    if full and glass_density is not None:
+        glass_density = _average(glass_density, glass_sample(grads), rates.beta_topo)
+    if full and hess is not None:
+        hess = _average(hess, hess_sample(grads, rates.hessian), rates.beta_topo)
+    return Averages(
+        grad_avg=_average(old.grad_avg, g0, rates.beta1),
+        grad_sq=_average(old.grad_sq, g0.square(), rates.beta2),
+        glass_density=glass_density,
+        hess=hess,
+    )
+
+
+def _average(old: Tensor, sample: Tensor, beta: float) -> Tensor:
+    return beta * old + (1 - beta) * sample
+
+
+def glass_sample(grads: Gradients) -> Tensor:
+    """``(2/lambda) ((g+ + g-)/2 - g0)^2``: the second difference of a glass has mean square
+    ``lambda rho / 2``, and a quadratic contributes nothing to it.
+    """
+    assert grads.plus is not None
+    assert grads.minus is not None
+    second_difference = (grads.plus + grads.minus) / 2 - grads.center
+    return second_difference.square() * (2 / grads.radius)
+
+
+def hess_sample(grads: Gradients, kind: str) -> Tensor:
+    """``x = (g+ - g-)/(2 lambda)`` is ``H t``; "abs" takes ``|x|``, "rms" its square, "signed"
+    ``t x``, the only one that is unbiased for the diagonal.
+    """
+    assert grads.plus is not None
+    assert grads.minus is not None
+    x = (grads.plus - grads.minus) / (2 * grads.radius)
+    if kind == "abs":
+        return x.abs()
+    if kind == "rms":
+        return x.square()
+    assert grads.signs is not None
+    return grads.signs * x
+
+
+def corrected(averages: Averages, rates: Rates) -> Averages:
+    """Divide every average by its total weight, and make the Hessian nonnegative.
+
+    ``h`` for "abs", ``sqrt(h)`` for "rms", ``|h|`` for "signed". Where nothing was measured yet
+    the curvature terms are None.
+    """
+    glass_density = hess = None
+    if rates.measured and averages.glass_density is not None:
+        glass_density = averages.glass_density / rates.topo_weight
+    if rates.measured and averages.hess is not None:
+        hess = averages.hess / rates.topo_weight
+        if rates.hessian == "rms":
+            hess = torch.sqrt(hess)
+        elif rates.hessian == "signed":
+            hess = hess.abs()
+    return Averages(
+        grad_avg=averages.grad_avg / rates.grad_weight,
+        grad_sq=averages.grad_sq / rates.sq_weight,
+        glass_density=glass_density,
+        hess=hess,
+    )
