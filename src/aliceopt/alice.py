@@ -28,6 +28,7 @@ from .probe import BufferWatch, Probe, Site
 from .scaling import clip_factors, poison_center_, unscale_
 from .state import position_of, update_site
 from .telemetry import Telemetry, measure
+from .topography import Rates
 
 __all__ = ["Alice"]
 
@@ -135,6 +136,7 @@ class Alice(Optimizer):
         self._probe: Probe | None = None
         self._warned: set[str] = set()
         self._skipped: dict[Tensor, Tensor] = {}
+        self._last_rates: dict[Tensor, Rates] = {}
         super().__init__(params, defaults)
 
     # ---- groups -------------------------------------------------------------------------------
@@ -319,7 +321,8 @@ class Alice(Optimizer):
             param = site.param
             if param.grad is not None:
                 factor = clip.get(site.position.device)
-                skipped = update_site(site, self.state[param], groups[param], probe, factor)
+                outcome = update_site(site, self.state[param], groups[param], probe, factor)
+                self._last_rates[param], skipped = outcome
                 self._skipped[param] = self._skipped.get(param, 0) + skipped
             local(param).copy_(site.position)
         self._count(probe.full)
@@ -355,8 +358,8 @@ class Alice(Optimizer):
     # ---- citizenship --------------------------------------------------------------------------
 
     def telemetry(self, depth: int = 1) -> Telemetry:
-        """What the averages say now, per group and per named block; see `aliceopt.telemetry`."""
-        return measure(self, depth=depth, skipped=self._skipped)
+        """What the last step did, per group and per named block; see `aliceopt.telemetry`."""
+        return measure(self, depth=depth, skipped=self._skipped, last_rates=self._last_rates)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit; puts the parameters back at mu first."""
@@ -389,7 +392,7 @@ class Alice(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_warned", set())
-        self._probe, self._skipped = None, {}
+        self._probe, self._skipped, self._last_rates = None, {}, {}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

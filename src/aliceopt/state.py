@@ -77,13 +77,17 @@ def _fit_(state: State, param: nn.Parameter, group: dict[str, Any], position: Te
 
 
 def averages(state: State, group: dict[str, Any]) -> Averages:
-    """The running averages as local tensors, without terms that are switched off."""
+    """The running averages as local tensors, without terms switched off or not yet measured."""
     return Averages(
         grad_avg=local(state["grad_avg"]),
         grad_sq=local(state["grad_sq"]),
-        glass_density=local(state["glass_density"]) if group["glass"] else None,
-        hess=local(state["hess"]) if group["hessian"] != "none" else None,
+        glass_density=_local_or_none(state.get("glass_density") if group["glass"] else None),
+        hess=_local_or_none(state.get("hess") if group["hessian"] != "none" else None),
     )
+
+
+def _local_or_none(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else local(tensor)
 
 
 def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -> Rates:
@@ -113,11 +117,12 @@ def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -
 
 def update_site(
     site: Site, state: State, group: dict[str, Any], probe: Probe, clip: Tensor | None
-) -> Tensor:
+) -> tuple[Rates, Tensor]:
     """Update one parameter's state, and ``site.position`` to its new position.
 
     Every gradient is cast to state precision, clipped by the factor and, to maximize, negated.
-    Returns how many coordinates were left alone because a gradient was not finite.
+    Returns the numbers used and how many coordinates were left alone because a gradient was not
+    finite.
     """
 
     def prepared(grad: Tensor) -> Tensor:
@@ -136,4 +141,4 @@ def update_site(
     state["topography_weight"].fill_(numbers.topo_weight)
     if "position" in state:
         local(state["position"]).copy_(site.position)
-    return skipped
+    return numbers, skipped

@@ -1,8 +1,9 @@
 """What Alice is doing, in numbers: which bound rules, and which curvature there is.
 
-Everything is computed from the averages as they stand, at the current settings, i.e. it describes
-the step they call for. Sums run on the device and come back in one transfer per device. With
-sharded parameters the sums are over all shards, so every process must ask.
+Everything is computed when asked, from the averages as they stand and the settings of the last
+step, so it describes that step (after loading a checkpoint: the step at the current settings).
+Sums run on the device and come back in one transfer per device. With sharded parameters the sums
+are over all shards, so every process must ask.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from .layout import local, sum_over_shards
 from .state import averages, rates
 from .step import anatomy, bounded_step
-from .topography import corrected
+from .topography import Averages, Rates, corrected
 
 if TYPE_CHECKING:
     from .alice import Alice
@@ -30,6 +31,7 @@ __all__ = ["Summary", "Telemetry", "measure"]
 class Summary:
     """A set of parameters. The three shares add up to 1; means are over all coordinates.
 
+    A coordinate with zero running gradient sits on no bound: its quasi-Newton step is zero.
     ``glass_share`` is the mean share of the total curvature that glass accounts for,
     ``1 - h / hbar``. Parameters that were never updated do not count.
     """
@@ -65,7 +67,13 @@ _SUMS = ("count", "upper", "lower", "density", "hess", "share", "step_sq", "grad
 
 
 @torch.no_grad()
-def measure(optimizer: Alice, *, depth: int, skipped: dict[Tensor, Tensor]) -> Telemetry:
+def measure(
+    optimizer: Alice,
+    *,
+    depth: int,
+    skipped: dict[Tensor, Tensor],
+    last_rates: dict[Tensor, Rates],
+) -> Telemetry:
     """Summaries per group and per block, a block being the first ``depth`` parts of a name."""
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise ValueError(f"depth must be a whole number >= 1, got {depth!r}")
@@ -79,7 +87,9 @@ def measure(optimizer: Alice, *, depth: int, skipped: dict[Tensor, Tensor]) -> T
                 name = names.get(param)
                 block = None if name is None else ".".join(name.split(".")[:depth])
                 keys.append((i, block))
-                sums.append(_sums(param, group, state, skipped.get(param)))
+                count = max(1, int(state["step"].item()))
+                numbers = last_rates.get(param) or rates(group, state, count=count, measuring=False)
+                sums.append(_sums(param, averages(state, group), numbers, skipped.get(param)))
     rows = _fetch(sums)
     groups = range(len(optimizer.param_groups))
     blocks = dict.fromkeys(block for _, block in keys if block is not None)
@@ -104,12 +114,8 @@ def _names(optimizer: Alice) -> dict[Tensor, str]:
     return names
 
 
-def _sums(
-    param: Tensor, group: dict[str, Any], state: dict[str, Any], skipped: Tensor | None
-) -> Tensor:
+def _sums(param: Tensor, avg: Averages, numbers: Rates, skipped: Tensor | None) -> Tensor:
     """The entries of `_SUMS` for one parameter, on its device, over all its shards."""
-    avg = averages(state, group)
-    numbers = rates(group, state, count=max(1, int(state["step"].item())), measuring=False)
     parts, est = anatomy(avg, numbers), corrected(avg, numbers)
     step = bounded_step(avg, numbers)
     zero = torch.zeros((), device=step.device)
@@ -117,9 +123,9 @@ def _sums(
     if parts.newton is None:
         upper = zero + step.numel()
     else:
-        at_upper = parts.newton >= parts.upper
+        at_upper = (parts.newton >= parts.upper) & (parts.upper > 0)
         upper = at_upper.sum()
-        lower = ((parts.newton <= parts.lower) & ~at_upper).sum()
+        lower = ((parts.newton <= parts.lower) & (parts.lower > 0) & ~at_upper).sum()
         assert parts.total_curvature is not None
         h = est.hess if est.hess is not None else zero
         share = (1 - (h + numbers.eps) / parts.total_curvature).clamp(min=0).sum()
