@@ -44,7 +44,7 @@ def require(name: str, value: Any, rule: Rule) -> None:
     """Raise ``ValueError`` naming the argument, its first offending value and the rule."""
     if not isinstance(value, (Tensor, int, float)) or isinstance(value, bool):
         raise TypeError(f"{name} must be a tensor or a number, got {type(value).__name__}")
-    x = torch.as_tensor(value)
+    x = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
     if x.dtype == torch.bool or x.is_complex():
         raise ValueError(f"{name} must be real numbers, got dtype {x.dtype}")
     bad = ~rule.holds(x)
@@ -63,8 +63,15 @@ def require_broadcastable(**arguments: Any) -> None:
         raise ValueError(f"shapes must agree or broadcast, got {listed}") from None
 
 
+def require_tensor(name: str, value: Any) -> None:
+    """Raise ``TypeError`` naming the argument where a number or list stands for a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {value!r}")
+
+
 def require_shape(name: str, value: Tensor, shape: tuple[int | None, ...]) -> None:
     """Raise ``ValueError`` unless ``value`` has this shape (None matches any length)."""
+    require_tensor(name, value)
     actual = tuple(value.shape)
     if len(actual) != len(shape) or any(
         want is not None and want != got for want, got in zip(shape, actual, strict=True)
@@ -88,6 +95,8 @@ class Checked(Generic[P, R]):
         checked = {name: bound.arguments[name] for name in self._rules}
         for name, value in checked.items():
             require(name, value, self._rules[name])
+            if self._signature.parameters[name].annotation == "Tensor":
+                require_tensor(name, value)
         require_broadcastable(**checked)
         return self.unchecked(*args, **kwargs)
 

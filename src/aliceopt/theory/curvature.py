@@ -47,16 +47,17 @@ def glass_curvature(glass_density: Tensor, grad: Tensor, eps: float = 0.0) -> Te
 def total_curvature(glass_curvature: Tensor, hess: Tensor, eps: float = 0.0) -> Tensor:
     """Modified Hessian of Theorem 5: the quasi-Newton denominator that also pays for glass.
 
-    ``hbar = hg + h + sqrt(hg (hg + 2 h)) + eps``, with the root of the product taken as a product
-    of roots: the same number, but it cannot overflow before ``hbar`` itself does. Infinite
-    curvature is legal and stays infinite.
+    ``hbar = hg + h + sqrt(hg (hg + 2 h)) + eps``, with the root of the product taken as
+    ``sqrt(2 hg) sqrt(hg/2 + h)``: the same number, but it cannot overflow before ``hbar`` itself
+    does. Infinite curvature is legal and stays infinite.
 
     >>> import torch
     >>> total_curvature(torch.tensor([0.0, 2.0, 1.0]), torch.tensor([3.0, 0.0, 4.0]))
     tensor([3., 4., 8.])
     """
     hg, h = glass_curvature, hess
-    return hg + h + hg.sqrt() * (hg + 2 * h).sqrt() + eps
+    root = (2 * hg).sqrt() * (hg / 2 + h).sqrt()
+    return hg + h + torch.where(hg == 0, 0.0, root) + eps
 
 
 @checked(grad=FINITE, glass_density=NONNEGATIVE, hess=NONNEGATIVE, eps=NONNEGATIVE)

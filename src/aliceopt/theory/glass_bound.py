@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ._checks import FINITE, NONNEGATIVE, checked
@@ -34,7 +35,8 @@ def loss_variance(glass_density: Tensor, displacement: Tensor) -> Tensor:
     >>> loss_variance(torch.tensor(3.0), torch.tensor(-2.0))
     tensor(8.)
     """
-    return glass_density * displacement.abs() ** 3 / 3
+    d = displacement.abs()
+    return glass_density * d * d * d / 3  # no power of d alone: it may not be representable
 
 
 @checked(glass_density=NONNEGATIVE, displacement=FINITE)
@@ -53,10 +55,16 @@ def glass_loss_bound(glass_density: Tensor, displacement: Tensor, *, joint: bool
     >>> round(glass_loss_bound(torch.tensor([1.0]), torch.tensor([1.0])).item(), 4)
     0.4607
     """
-    if joint:
-        total = _sum_last(glass_density * displacement.abs() ** 3)
-        return GLASS_LOSS_FACTOR * total.sqrt()
-    return GLASS_LOSS_FACTOR * _sum_last(glass_density.sqrt() * displacement.abs() ** 1.5)
+    d = displacement.abs()
+    terms = glass_density.sqrt() * d * d.sqrt()
+    if not joint:
+        return GLASS_LOSS_FACTOR * _sum_last(terms)
+    if terms.dim() == 0:
+        return GLASS_LOSS_FACTOR * terms
+    # The root of a sum of squares, scaled so that the squares stay representable.
+    largest = terms.amax(-1, keepdim=True).detach()
+    scale = torch.where((largest > 0) & torch.isfinite(largest), largest, 1.0)
+    return GLASS_LOSS_FACTOR * scale.squeeze(-1) * (terms / scale).square().sum(-1).sqrt()
 
 
 @checked(displacement=FINITE, grad=FINITE, glass_density=NONNEGATIVE, hess=NONNEGATIVE)

@@ -25,7 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._checks import FINITE, NONNEGATIVE, POSITIVE, checked, require, require_close, require_int
+from ._checks import (
+    FINITE,
+    NONNEGATIVE,
+    POSITIVE,
+    checked,
+    require,
+    require_close,
+    require_int,
+    require_tensor,
+)
 from .density import GAUSSIAN, RADEMACHER, UNIFORM, Density, from_pdf, two_sided
 
 __all__ = [
@@ -51,11 +60,13 @@ def offdiag_ratio(matrix: Tensor) -> Tensor:
     most its 1-norm. That makes 1 the conservative choice where the ratio is unknown.
     """
     require("matrix", matrix, FINITE)
+    require_tensor("matrix", matrix)
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"matrix must be square, got shape {tuple(matrix.shape)}")
     diagonal = matrix.diagonal()
     rest = matrix - torch.diag(diagonal)
-    return rest.square().sum(1).sqrt() / diagonal.abs()
+    ratio = rest.square().sum(1).sqrt() / diagonal.abs()
+    return torch.where(diagonal == 0, torch.inf, ratio)
 
 
 def update_probability(density: Density, min_perturbation: float = 0.0) -> float:

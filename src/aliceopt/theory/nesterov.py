@@ -49,7 +49,13 @@ def average(grad_avg: Tensor, grad: Tensor, beta1: float) -> Tensor:
     return beta1 * grad_avg + (1 - beta1) * grad
 
 
-@checked(error=FINITE, hess_step=FINITE, beta1=BELOW_ONE)
+@checked(
+    error=FINITE,
+    hess_step=FINITE,
+    beta1=BELOW_ONE,
+    step_fraction=NONNEGATIVE,
+    lookahead=NONNEGATIVE,
+)
 def next_error(
     error: Tensor, hess_step: Tensor, beta1: float, step_fraction: float, lookahead: float
 ) -> Tensor:

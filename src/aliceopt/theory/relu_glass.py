@@ -17,6 +17,7 @@ Units: ``R`` is (loss / length)^2 per length. Where the bound does *not* hold: s
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,12 @@ __all__ = [
 
 _RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 _LEAKY = {F.leaky_relu, F.leaky_relu_}
-_CLAMPS = {torch.clamp, torch.clamp_min, Tensor.clamp, Tensor.clamp_min}
+_CLAMPS = {
+    getattr(owner, name + suffix)
+    for owner in (torch, Tensor)
+    for name in ("clamp", "clamp_min", "clip")
+    for suffix in ("", "_")
+}
 _CHUNK = 256
 
 
@@ -154,12 +160,13 @@ class _ReluTap(TorchFunctionMode):
         if jump is None:
             return func(*args, **kwargs)
         preact = args[0] if args else kwargs["input"]
-        index = len(self.preacts)
-        # In-place variants would overwrite the recorded pre-activation.
-        z = torch.relu(preact) + (1 - jump) * torch.clamp(preact, max=0)
-        self.preacts.append(preact)
+        offset = None if self.offsets is None else self.offsets[len(self.preacts)]
+        self.preacts.append(preact.clone())  # an in-place ReLU overwrites its input
         self.jumps.append(jump)
-        return z if self.offsets is None else z + self.offsets[index]
+        z = func(*args, **kwargs)
+        if offset is None:
+            return z
+        return z.add_(offset) if z is preact else z + offset
 
 
 def _slope_jump(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> float | None:
@@ -197,6 +204,7 @@ def from_module(
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(f"batch must be a pair (inputs, targets), got {type(batch).__name__}")
     inputs, targets = batch
+    model = copy.deepcopy(model)  # functional_call can damage a module that is shared
     params = {name: p.detach() for name, p in model.named_parameters()}
     if not params:
         raise ValueError("model must have parameters, got none")
@@ -208,6 +216,8 @@ def from_module(
 
     loss_grads = _loss_grads(lambda tap: loss(run(params, tap), targets))
     y, pull_back = vjp(lambda values: _preactivations(values, run), params)[:2]
+    if bool(y.isnan().any()):
+        raise ValueError("pre-activations must be numbers, got nan: check the batch and the parameters")
     near = (y.abs() < threshold).nonzero().squeeze(1)
     return ReluGlass(
         threshold=threshold,
