@@ -26,6 +26,7 @@ class FigureName(StrEnum):
 
     glass = "glass"
     relu = "relu"
+    theorem1 = "theorem1"
 
 
 def _refuse(message: str) -> NoReturn:
@@ -54,7 +55,7 @@ def _root(
 def claims(
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Test this claim, or all that begin so; repeat for more."),
+        typer.Option(help="Test only this claim, or all whose id begins so; repeat for more."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every experiment.")] = 0,
     samples: Annotated[
@@ -103,12 +104,20 @@ def _require_writable(path: Path) -> None:
 
 
 def figure(
-    name: Annotated[FigureName, typer.Argument(help="Figure 2 (glass) or Figure 3 (relu).")],
+    name: Annotated[
+        FigureName,
+        typer.Argument(
+            help="Figure 2 (glass), Figure 3 (relu), or Theorem 1 on real networks (theorem1, "
+            "half a minute)."
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="File to write, .png, .svg or .pdf; the default is out/NAME.png."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the glass; the ReLU has none.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the glass or the networks; relu has none.")
+    ] = 0,
 ) -> None:
     """Draw an illustration of the paper from real kinks and real gradients."""
     try:
@@ -119,6 +128,8 @@ def figure(
     try:
         if name is FigureName.glass:
             written = figures.draw_glass(path, seed=seed)
+        elif name is FigureName.theorem1:
+            written = figures.draw_theorem1(path, seed=seed)
         else:
             written = figures.draw_relu(path)
     except ValueError as error:
