@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from . import checkpoint
+from .kernels import IMPLEMENTATIONS, Backends, Job
 from .layout import local, reshard
 from .options import (
     SHARED,
@@ -24,15 +25,14 @@ from .options import (
     has_curvature,
     probe_radius,
 )
-from .probe import BufferWatch, Probe, Site
+from .probe import BufferWatch, Probe
 from .scaling import clip_factors, poison_center_, unscale_
-from .state import position_of, update_site
+from .site import Draw, Site, position_of
+from .state import fit_, rates
 from .telemetry import Telemetry, measure
 from .topography import Rates
 
 __all__ = ["Alice"]
-
-_IMPLEMENTATIONS = ("auto", "eager")
 
 
 class Alice(Optimizer):
@@ -105,9 +105,9 @@ class Alice(Optimizer):
         model: nn.Module | None = None,
         implementation: str = "auto",
     ):
-        if implementation not in _IMPLEMENTATIONS:
+        if implementation not in IMPLEMENTATIONS:
             raise ValueError(
-                f"implementation must be one of {_IMPLEMENTATIONS}, got {implementation!r}"
+                f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}"
             )
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -133,9 +133,10 @@ class Alice(Optimizer):
         }
         self.model = model
         self.implementation = implementation
+        self._backends = Backends(implementation)
         self._probe: Probe | None = None
         self._warned: set[str] = set()
-        self._skipped: dict[Tensor, Tensor] = {}
+        self._sites: list[Site] = []
         self._last_rates: dict[Tensor, Rates] = {}
         super().__init__(params, defaults)
 
@@ -144,6 +145,7 @@ class Alice(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, also in mid-training; per-optimizer options cannot differ by group."""
         self._drop_probe()
+        self._sites = []
         shared = self.param_groups[0] if self.param_groups else self.defaults
         for name in SHARED:
             if param_group.get(name, shared[name]) != shared[name]:
@@ -280,18 +282,28 @@ class Alice(Optimizer):
 
     def _new_probe(self, scaler: Any) -> Probe:
         full = self._full_due() and any(probe_radius(group) > 0 for group in self.param_groups)
-        sites, index = [], 0
-        for group in self.param_groups:
-            radius = probe_radius(group) if full else 0.0
-            for param in group["params"]:
-                if param.requires_grad:
-                    position = position_of(param, self.state.get(param, {}))
-                    center = self.state.get(param, {}).get("probe_center")
-                    nu = position if center is None else local(center)
-                    sites.append(Site(param, index, position, nu, radius))
-                index += 1
+        sites = [site for site in self._fresh_sites() if site.param.requires_grad]
+        if full:
+            radii = {id(group): probe_radius(group) for group in self.param_groups}
+            for site in sites:
+                site.radius = radii[id(site.group)]
         steps = self._shared("full_count") + self._shared("quick_count")
-        return Probe(sites, self._shared("seed"), steps, full, self.model, scaler)
+        draw = Draw(self._shared("seed"), steps)
+        return Probe(sites, draw, full, self._backends, self.model, scaler)
+
+    def _fresh_sites(self) -> list[Site]:
+        """A site for every parameter, the same from step to step, ready for a new excursion."""
+        if not self._sites:
+            for group in self.param_groups:
+                for param in group["params"]:
+                    counter = torch.zeros((), dtype=torch.int64, device=local(param).device)
+                    self._sites.append(Site(param, len(self._sites), group, {}, counter))
+        for site in self._sites:
+            site.reset()
+            state = self.state.get(site.param)
+            if state is not site.state:
+                site.state = {} if state is None else state
+        return self._sites
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""
@@ -311,21 +323,35 @@ class Alice(Optimizer):
     @torch.no_grad()
     def _apply(self) -> None:
         """Turn the gradients at hand into new averages and positions, and count the step."""
-        probe = self._probe or self._plain_probe()
-        self._probe = None
-        if self.model is not None:
+        probe, self._probe = self._probe, None
+        if probe is None:
+            probe = self._plain_probe()
+        elif self.model is not None:
             reshard(self.model.modules())
-        groups = {p: group for group in self.param_groups for p in group["params"]}
         clip = clip_factors(self._params(), self._shared("max_grad_norm"))
-        for site in probe.sites:
-            param = site.param
-            if param.grad is not None:
-                factor = clip.get(site.position.device)
-                outcome = update_site(site, self.state[param], groups[param], probe, factor)
-                self._last_rates[param], skipped = outcome
-                self._skipped[param] = self._skipped.get(param, 0) + skipped
-            local(param).copy_(site.position)
+        jobs = {job.site: job for job in self._jobs(probe)}
+        probe.leave_idle()
+        for backend, sites in self._backends.split(list(jobs)):
+            factor = clip.get(local(sites[0].param).device)
+            backend.update([jobs[site] for site in sites], probe.draw, factor)
         self._count(probe.full)
+
+    def _jobs(self, probe: Probe) -> list[Job]:
+        """An update for every parameter with a gradient at the center; counts it in its state."""
+        jobs = []
+        for site in probe.sites:
+            if site.param.grad is None:
+                continue
+            fit_(site)
+            state = self.state[site.param] = site.state
+            count = int(state["step"].item()) + 1
+            measuring = probe.full and site.radius > 0
+            numbers = rates(site.group, state, count=count, measuring=measuring)
+            state["step"].fill_(count)
+            state["topography_weight"].fill_(numbers.topo_weight)
+            self._last_rates[site.param] = numbers
+            jobs.append(Job(site, numbers, measuring))
+        return jobs
 
     def _plain_probe(self) -> Probe:
         """After a plain backward: the gradients at hand were taken at mu."""
@@ -339,12 +365,10 @@ class Alice(Optimizer):
                 UserWarning,
                 stacklevel=5,
             )
-        params = [p for p in self._params() if p.grad is not None]
-        sites = []
-        for param in params:
-            position = position_of(param, self.state.get(param, {}))
-            sites.append(Site(param, 0, position, position))
-        return Probe(sites, 0, 0, full=False)
+        sites = [site for site in self._fresh_sites() if site.param.grad is not None]
+        for site in sites:
+            site.position = position_of(site)
+        return Probe(sites, Draw(0, 0), full=False, backends=self._backends)
 
     def _count(self, full: bool) -> None:
         cadence = self._shared("cadence")
@@ -359,7 +383,8 @@ class Alice(Optimizer):
 
     def telemetry(self, depth: int = 1) -> Telemetry:
         """What the last step did, per group and per named block; see `aliceopt.telemetry`."""
-        return measure(self, depth=depth, skipped=self._skipped, last_rates=self._last_rates)
+        skipped = {site.param: site.skipped for site in self._sites}
+        return measure(self, depth=depth, skipped=skipped, last_rates=self._last_rates)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit; puts the parameters back at mu first."""
@@ -392,7 +417,8 @@ class Alice(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_warned", set())
-        self._probe, self._skipped, self._last_rates = None, {}, {}
+        self._probe, self._sites, self._last_rates = None, [], {}
+        self._backends = Backends(self.implementation)
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from .layout import is_dtensor
-from .state import state_dtype
+from .site import state_dtype
 
 __all__ = ["shield", "unshield"]
 
@@ -91,4 +91,5 @@ def _placed(value: Tensor, name: str, param: Tensor) -> Tensor:
         from torch.distributed.tensor import distribute_tensor
 
         value = distribute_tensor(value.to(param.device), param.device_mesh, param.placements)  # type: ignore[attr-defined]
-    return value.to(param.device, state_dtype(param), copy=True)
+    placed = torch.empty_like(param.detach(), dtype=state_dtype(param))
+    return placed.copy_(value)

@@ -9,7 +9,7 @@ last one, at the center, leaves its mark on them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,11 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from .layout import block_of, local, reshard
-from .signs import block_signs, sign_key
-from .topography import Gradients
+from .kernels import Backends, Round
+from .layout import local, reshard
+from .site import Draw, Site
 
-__all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState", "Site", "displaced"]
+__all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState"]
 
 
 class RandomState:
@@ -109,35 +109,6 @@ class BufferWatch:
             )
 
 
-@dataclass
-class Site:
-    """One parameter during an excursion.
-
-    ``position`` and ``center`` are mu and nu in state precision; ``radius`` is zero where the
-    parameter stays at the center. ``index`` is its place in the optimizer.
-    """
-
-    param: nn.Parameter
-    index: int
-    position: Tensor
-    center: Tensor
-    radius: float = 0.0
-    plus: Tensor | None = None
-    minus: Tensor | None = None
-
-    def signs(self, seed: int, step: int) -> Tensor:
-        """This parameter's Rademacher directions, regenerated."""
-        block = block_of(self.param)
-        return block_signs(
-            sign_key(seed, step, self.index),
-            block.global_shape,
-            offsets=block.offsets,
-            shape=block.shape,
-            dtype=self.center.dtype,
-            device=self.center.device,
-        )
-
-
 def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
     """A side's gradient, unscaled, and safe from the next backward, which may reuse its memory."""
     mine = local(grad)
@@ -152,30 +123,6 @@ def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
     return mine
 
 
-def displaced(site: Site, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the parameter really stands at the two probes, in its own dtype.
-
-    In full precision ``nu + lambda t`` and ``nu - lambda t``. In bf16 or fp16 both are rounded,
-    and a pair that is not symmetric about the rounded center would make a quadratic look like
-    glass: the minus side therefore mirrors the plus side as it came out.
-    """
-    if site.param.dtype == site.center.dtype:
-        return site.center + site.radius * signs, site.center - site.radius * signs
-    dtype = site.param.dtype
-    center = site.center.to(dtype).to(site.center.dtype)
-    plus = (center + site.radius * signs).to(dtype)
-    return plus, (2 * center - plus.to(center.dtype)).to(dtype)
-
-
-def realised_radius(site: Site, signs: Tensor) -> float | Tensor:
-    """Half the distance between the two probes; where it rounded to zero, the nominal radius."""
-    if site.param.dtype == site.center.dtype:
-        return site.radius
-    plus, minus = (x.to(site.center.dtype) for x in displaced(site, signs))
-    half = ((plus - minus) / 2).abs()
-    return torch.where(half > 0, half, site.radius)
-
-
 @dataclass
 class Probe:
     """One excursion over all sites. ``rounds`` are run in order by the optimizer.
@@ -185,9 +132,9 @@ class Probe:
     """
 
     sites: list[Site]
-    seed: int
-    step: int
+    draw: Draw
     full: bool
+    backends: Backends
     model: nn.Module | None = None
     scaler: Any = None
     finished: bool = False
@@ -200,21 +147,20 @@ class Probe:
         self._buffers = BufferGuard(self.model)
 
     @property
-    def rounds(self) -> tuple[str, ...]:
+    def rounds(self) -> tuple[Round, ...]:
         """The evaluations of this step, in order."""
         return ("plus", "minus", "center") if self.full else ("center",)
 
-    def begin(self, round_name: str) -> None:
+    def begin(self, round_name: Round) -> None:
         """Move to a probe point with fresh gradients, replayed randomness and old buffers."""
         if round_name != self.rounds[0]:
             self._random.restore()
             self._buffers.restore()
-        self._move(lambda site: self._target(site, round_name))
-        self.at_rest = False
+        self._go(round_name)
         for site in self.sites:
             site.param.grad = None
 
-    def end(self, round_name: str) -> None:
+    def end(self, round_name: Round) -> None:
         """Keep a side's gradients; the center's stay in ``.grad``."""
         if round_name == "center":
             return
@@ -223,11 +169,24 @@ class Probe:
                 setattr(site, round_name, kept_gradient(site.param.grad, self.scaler))
             site.param.grad = None
 
+    @torch.no_grad()
     def settle(self) -> None:
         """Put the parameters back at mu, keeping the gradients."""
+        if self.at_rest:
+            return
+        if self.model is not None:
+            reshard(self.model.modules())
+        for backend, sites in self.backends.split(self.sites):
+            backend.rest(sites)
+        self.at_rest = True
+
+    @torch.no_grad()
+    def leave_idle(self) -> None:
+        """Put back the parameters that got no gradient at the center; no update will move them."""
         if not self.at_rest:
-            self._move(lambda site: site.position)
-            self.at_rest = True
+            idle = [site for site in self.sites if site.param.grad is None]
+            for backend, sites in self.backends.split(idle):
+                backend.rest(sites)
 
     def cancel(self) -> None:
         """Undo the excursion: parameters, buffers and random state as before, gradients None."""
@@ -237,35 +196,13 @@ class Probe:
         for site in self.sites:
             site.param.grad = None
 
-    def gradients(
-        self, site: Site, prepared: Callable[[Tensor], Tensor], *, signed: bool
-    ) -> Gradients:
-        """What this excursion found at one site, each gradient passed through ``prepared``.
-
-        A side that got no gradient counts as zero.
-        """
-        assert site.param.grad is not None
-        center = prepared(local(site.param.grad))
-        if not self.full or site.radius == 0:
-            return Gradients(center)
-        plus, minus = (
-            torch.zeros_like(center) if side is None else prepared(side)
-            for side in (site.plus, site.minus)
-        )
-        if not signed and site.param.dtype == site.center.dtype:
-            return Gradients(center, plus, minus, site.radius)
-        signs = site.signs(self.seed, self.step)
-        return Gradients(center, plus, minus, realised_radius(site, signs), signs)
-
-    def _target(self, site: Site, round_name: str) -> Tensor:
-        if round_name == "center" or site.radius == 0:
-            return site.center
-        plus, minus = displaced(site, site.signs(self.seed, self.step))
-        return plus if round_name == "plus" else minus
-
     @torch.no_grad()
-    def _move(self, target: Callable[[Site], Any]) -> None:
+    def _go(self, round_name: Round) -> None:
         if self.model is not None:
             reshard(self.model.modules())
-        for site in self.sites:
-            local(site.param).copy_(target(site))
+        for backend, sites in self.backends.split(self.sites):
+            if self.at_rest:
+                backend.depart(sites, round_name, self.draw)
+            else:
+                backend.move(sites, round_name, self.draw)
+        self.at_rest = False

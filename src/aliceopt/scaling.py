@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .layout import local, sum_over_shards
-from .probe import Site
-from .state import state_dtype
+from .site import Site, state_dtype
 
 __all__ = ["clip_factors", "poison_center_", "unscale_"]
 

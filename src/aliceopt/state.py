@@ -19,51 +19,32 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .kernels import Target, update_
 from .layout import local
 from .options import number, step_fraction
-from .probe import Probe, Site
+from .site import Site, state_dtype
 from .topography import Averages, Rates
 
-__all__ = ["averages", "position_of", "rates", "state_dtype", "update_site"]
+__all__ = ["averages", "fit_", "rates"]
 
 State = dict[str, Any]
 
 
-def state_dtype(param: Tensor) -> torch.dtype:
-    """float64 for float64 parameters, float32 for all others."""
-    return torch.float64 if param.dtype == torch.float64 else torch.float32
-
-
-def position_of(param: nn.Parameter, state: State) -> Tensor:
-    """Mu in state precision, as a new local tensor.
-
-    A low-precision parameter has a master copy, which counts as long as it rounds to what the
-    parameter holds; a parameter that was edited between steps counts itself.
-    """
-    here, dtype = local(param), state_dtype(param)
-    if param.dtype == dtype:
-        return here.clone()
-    if "position" not in state:
-        return here.to(dtype)
-    master = local(state["position"])
-    return torch.where(master.to(here.dtype) == here, master, here.to(dtype))
-
-
-def _fit_(state: State, param: nn.Parameter, group: dict[str, Any], position: Tensor) -> None:
+def fit_(site: Site) -> None:
     """Give the state everything the group's options call for.
 
     A curvature term switched on in mid-training starts the topography afresh, because both terms
     share one weight.
     """
+    state, param, group = site.state, site.param, site.group
     dtype = state_dtype(param)
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float64)
         state["topography_weight"] = torch.zeros((), dtype=torch.float64)
         state["probe_center"] = torch.zeros_like(param.detach(), dtype=dtype)
-        local(state["probe_center"]).copy_(position)
+        assert site.position is not None
+        local(state["probe_center"]).copy_(site.position)
         state["grad_avg"] = torch.zeros_like(param.detach(), dtype=dtype)
         state["grad_sq"] = torch.zeros_like(param.detach(), dtype=dtype)
         if param.dtype != dtype:
@@ -113,32 +94,3 @@ def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -
         hessian=group["hessian"],
         glass=group["glass"],
     )
-
-
-def update_site(
-    site: Site, state: State, group: dict[str, Any], probe: Probe, clip: Tensor | None
-) -> tuple[Rates, Tensor]:
-    """Update one parameter's state, and ``site.position`` to its new position.
-
-    Every gradient is cast to state precision, clipped by the factor and, to maximize, negated.
-    Returns the numbers used and how many coordinates were left alone because a gradient was not
-    finite.
-    """
-
-    def prepared(grad: Tensor) -> Tensor:
-        grad = grad.to(site.position.dtype)
-        if clip is not None:
-            grad = grad * clip.to(grad.dtype)
-        return -grad if group["maximize"] else grad
-
-    _fit_(state, site.param, group, site.position)
-    grads = probe.gradients(site, prepared, signed=group["hessian"] == "signed")
-    count = int(state["step"].item()) + 1
-    numbers = rates(group, state, count=count, measuring=grads.plus is not None)
-    target = Target(site.position, local(state["probe_center"]), averages(state, group))
-    skipped = update_(target, grads, numbers)
-    state["step"].fill_(count)
-    state["topography_weight"].fill_(numbers.topo_weight)
-    if "position" in state:
-        local(state["position"]).copy_(site.position)
-    return numbers, skipped

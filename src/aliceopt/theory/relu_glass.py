@@ -217,7 +217,9 @@ def from_module(
     loss_grads = _loss_grads(lambda tap: loss(run(params, tap), targets))
     y, pull_back = vjp(lambda values: _preactivations(values, run), params)[:2]
     if bool(y.isnan().any()):
-        raise ValueError("pre-activations must be numbers, got nan: check the batch and the parameters")
+        raise ValueError(
+            "pre-activations must be numbers, got nan: check the batch and the parameters"
+        )
     near = (y.abs() < threshold).nonzero().squeeze(1)
     return ReluGlass(
         threshold=threshold,

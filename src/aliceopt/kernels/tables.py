@@ -1,0 +1,134 @@
+"""Launch tables: addresses, sizes and chunks of many tensors, on the device, rebuilt on change.
+
+A `Table` belongs to a fixed list of sites. Its rows are filled from the sites' tensors each time
+it is used; only when an address differs from the last time is the table sent to the device again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..layout import block_of, is_dtensor, local
+from ..site import Site
+from . import triton_kernels as tk
+
+__all__ = ["Table", "conformed", "is_dense", "pointer", "send"]
+
+BLOCK = 1024
+_STATE_ROWS = (
+    ("probe_center", int(tk.CENTER.value)),
+    ("position", int(tk.MASTER.value)),
+    ("grad_avg", int(tk.GRAD_AVG.value)),
+    ("grad_sq", int(tk.GRAD_SQ.value)),
+    ("glass_density", int(tk.GLASS.value)),
+    ("hess", int(tk.HESS.value)),
+)
+
+
+def pointer(tensor: Tensor) -> int:
+    """Address of the local data."""
+    return local(tensor).data_ptr() if is_dtensor(tensor) else tensor.data_ptr()
+
+
+def send(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a small array to the device without waiting for it."""
+    host = torch.from_numpy(array)
+    if device.type != "cuda":
+        return host.clone()
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor fills its memory without gaps or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def conformed(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor in the memory layout of ``like``: itself where it has that already."""
+    same = tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous())
+    return tensor if same else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+
+
+def memory_order(site: Site) -> tuple[int, list[int], list[int]]:
+    """Global index of the first element, and sizes and global strides in memory order.
+
+    Dimensions that run on from one another in both orders are merged, so that a plain or
+    row-sharded tensor has one. ValueError when more than the kernels' five are left.
+    """
+    block, here = block_of(site.param), local(site.param)
+    strides = [int(np.prod(block.global_shape[d + 1 :])) for d in range(len(block.shape))]
+    first = sum(o * s for o, s in zip(block.offsets, strides, strict=True))
+    order = sorted(range(here.dim()), key=lambda d: (-here.stride(d), d))
+    dims = [(here.shape[d], strides[d]) for d in order if here.shape[d] != 1]
+    merged: list[tuple[int, int]] = []
+    for size, stride in dims:
+        if merged and merged[-1][1] == stride * size:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return first, [size for size, _ in merged], [stride for _, stride in merged]
+
+
+class Table:
+    """The launch table of a list of sites that share dtypes and kind of layout."""
+
+    def __init__(self, sites: Sequence[Site]):
+        self.sites = list(sites)
+        self.params = [local(site.param) for site in sites]
+        self.strides = [param.stride() for param in self.params]
+        self.device = self.params[0].device
+        self.host = np.zeros((tk.ROWS, len(sites)), dtype=np.int64)
+        self.permuted = False
+        for i, site in enumerate(sites):
+            self._describe(i, site)
+        chunks = -(-self.host[tk.NUMEL.value] // BLOCK)
+        self.chunk_tensor = send(
+            np.repeat(np.arange(len(sites), dtype=np.int32), chunks), self.device
+        )
+        within = [np.arange(count, dtype=np.int32) for count in chunks]
+        self.chunk_index = send(np.concatenate(within), self.device)
+        self.num_chunks = int(chunks.sum())
+        # Positions taken aside stand in one buffer, each at a multiple of 16 bytes.
+        sizes = -(-self.host[tk.NUMEL.value] // 4) * 4
+        self.aside_offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        self.aside_size = int(sizes.sum())
+        self._sent: Tensor | None = None
+        self._sent_host: np.ndarray | None = None
+        self.aligned = False
+
+    def _describe(self, i: int, site: Site) -> None:
+        first, sizes, strides = memory_order(site)
+        self.host[tk.NUMEL.value, i] = self.params[i].numel()
+        self.host[tk.INDEX.value, i] = site.index
+        self.host[tk.FIRST.value, i] = first
+        self.permuted |= len(sizes) > 1 or strides not in ([], [1])
+        pad = tk.DIMS - len(sizes)
+        self.host[tk.SIZES.value : tk.SIZES.value + tk.DIMS, i] = [1] * pad + sizes
+        self.host[tk.STRIDES.value : tk.STRIDES.value + tk.DIMS, i] = [0] * pad + strides
+
+    def fill_state(self) -> None:
+        """Addresses of parameters and state, as they are now."""
+        self.host[tk.PARAM.value] = [pointer(site.param) for site in self.sites]
+        for name, row in _STATE_ROWS:
+            self.host[row] = [
+                pointer(site.state[name]) if name in site.state else 0 for site in self.sites
+            ]
+
+    def on_device(self) -> Tensor:
+        """The table as the kernels read it; sent again only if something moved."""
+        if self._sent is None or not np.array_equal(self.host, self._sent_host):
+            self._sent_host = self.host.copy()
+            self._sent = send(self._sent_host, self.device)
+            addresses = self.host[: tk.NUMEL.value]
+            self.aligned = bool((addresses % 16 == 0).all())
+        return self._sent

@@ -1,0 +1,118 @@
+"""One parameter during a step: where it stands, where it is sent, and what was found there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .layout import block_of, local
+from .signs import block_signs, sign_key
+
+__all__ = ["Draw", "Site", "displaced", "position_of", "realised_radius", "state_dtype"]
+
+
+class Draw(NamedTuple):
+    """Which random directions: the optimizer's seed and its number of steps so far."""
+
+    seed: int
+    step: int
+
+
+@dataclass(eq=False, slots=True)
+class Site:
+    """A parameter, its group and state, and one excursion's findings.
+
+    ``radius`` is zero where the parameter stays at the probe center. ``position`` is mu, taken
+    aside in state precision while the parameter is elsewhere. ``plus`` and ``minus`` are the
+    gradients of the two sides. ``index`` is the parameter's place in the optimizer, ``skipped``
+    counts coordinates that updates left alone (0-dim int64, on the parameter's device).
+    """
+
+    param: nn.Parameter
+    index: int
+    group: dict[str, Any]
+    state: dict[str, Any]
+    skipped: Tensor
+    radius: float = 0.0
+    position: Tensor | None = None
+    plus: Tensor | None = None
+    minus: Tensor | None = None
+
+    def reset(self) -> None:
+        """Forget the last excursion."""
+        self.radius = 0.0
+        self.position = self.plus = self.minus = None
+
+    @property
+    def center(self) -> Tensor:
+        """The probe center nu; the position, as long as no step was taken."""
+        nu = self.state.get("probe_center")
+        if nu is not None:
+            return local(nu)
+        assert self.position is not None
+        return self.position
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether the parameter is held in fewer bits than its state."""
+        return self.param.dtype != state_dtype(self.param)
+
+    def signs(self, draw: Draw) -> Tensor:
+        """This parameter's Rademacher directions, regenerated."""
+        block = block_of(self.param)
+        return block_signs(
+            sign_key(draw.seed, draw.step, self.index),
+            block.global_shape,
+            offsets=block.offsets,
+            shape=block.shape,
+            dtype=state_dtype(self.param),
+            device=local(self.param).device,
+        )
+
+
+def state_dtype(param: Tensor) -> torch.dtype:
+    """float64 for float64 parameters, float32 for all others."""
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def position_of(site: Site) -> Tensor:
+    """Mu in state precision, as a new local tensor.
+
+    A low-precision parameter has a master copy, which counts as long as it rounds to what the
+    parameter holds; a parameter that was edited between steps counts itself.
+    """
+    here, dtype = local(site.param), state_dtype(site.param)
+    if not site.low_precision:
+        return here.clone()
+    if "position" not in site.state:
+        return here.to(dtype)
+    master = local(site.state["position"])
+    return torch.where(master.to(here.dtype) == here, master, here.to(dtype))
+
+
+def displaced(site: Site, signs: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the parameter really stands at the two probes, in its own dtype.
+
+    In full precision ``nu + lambda t`` and ``nu - lambda t``. In bf16 or fp16 both are rounded,
+    and a pair that is not symmetric about the rounded center would make a quadratic look like
+    glass: the minus side therefore mirrors the plus side as it came out.
+    """
+    center = site.center
+    if not site.low_precision:
+        return center + site.radius * signs, center - site.radius * signs
+    dtype = site.param.dtype
+    center = center.to(dtype).to(center.dtype)
+    plus = (center + site.radius * signs).to(dtype)
+    return plus, (2 * center - plus.to(center.dtype)).to(dtype)
+
+
+def realised_radius(site: Site, signs: Tensor) -> float | Tensor:
+    """Half the distance between the two probes; where it rounded to zero, the nominal radius."""
+    if not site.low_precision:
+        return site.radius
+    plus, minus = (x.to(state_dtype(site.param)) for x in displaced(site, signs))
+    half = ((plus - minus) / 2).abs()
+    return torch.where(half > 0, half, site.radius)
