@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from . import checkpoint
+from .capture import CapturedStep
 from .kernels import IMPLEMENTATIONS, Backends, Job
-from .layout import local, reshard
+from .layout import reshard
 from .options import (
     SHARED,
     check_gradients,
@@ -26,9 +27,9 @@ from .options import (
     probe_radius,
 )
 from .probe import BufferWatch, Probe
-from .scaling import clip_factors, poison_center_, unscale_
+from .scaling import poison_center_, unscale_
 from .site import Draw, Site, position_of
-from .state import fit_, rates
+from .state import count_, jobs_of
 from .telemetry import Telemetry, measure
 from .topography import Rates
 
@@ -196,6 +197,8 @@ class Alice(Optimizer):
                     "over optimizer.evaluations(scaler=scaler), then scaler.step(optimizer)"
                 )
             self._drop_probe()
+            if isinstance(closure, CapturedStep):
+                return closure.replay()
             loss = None
             with (
                 contextlib.closing(self._rounds(None, settle=False)) as rounds,
@@ -287,17 +290,18 @@ class Alice(Optimizer):
             radii = {id(group): probe_radius(group) for group in self.param_groups}
             for site in sites:
                 site.radius = radii[id(site.group)]
+        return Probe(sites, self._draw(), full, self._backends, self.model, scaler)
+
+    def _draw(self) -> Draw:
         steps = self._shared("full_count") + self._shared("quick_count")
-        draw = Draw(self._shared("seed"), steps)
-        return Probe(sites, draw, full, self._backends, self.model, scaler)
+        return Draw(self._shared("seed"), steps)
 
     def _fresh_sites(self) -> list[Site]:
         """A site for every parameter, the same from step to step, ready for a new excursion."""
         if not self._sites:
             for group in self.param_groups:
                 for param in group["params"]:
-                    counter = torch.zeros((), dtype=torch.int64, device=local(param).device)
-                    self._sites.append(Site(param, len(self._sites), group, {}, counter))
+                    self._sites.append(Site.of(param, len(self._sites), group))
         for site in self._sites:
             site.reset()
             state = self.state.get(site.param)
@@ -328,30 +332,9 @@ class Alice(Optimizer):
             probe = self._plain_probe()
         elif self.model is not None:
             reshard(self.model.modules())
-        clip = clip_factors(self._params(), self._shared("max_grad_norm"))
-        jobs = {job.site: job for job in self._jobs(probe)}
-        probe.leave_idle()
-        for backend, sites in self._backends.split(list(jobs)):
-            factor = clip.get(local(sites[0].param).device)
-            backend.update([jobs[site] for site in sites], probe.draw, factor)
-        self._count(probe.full)
-
-    def _jobs(self, probe: Probe) -> list[Job]:
-        """An update for every parameter with a gradient at the center; counts it in its state."""
-        jobs = []
-        for site in probe.sites:
-            if site.param.grad is None:
-                continue
-            fit_(site)
-            state = self.state[site.param] = site.state
-            count = int(state["step"].item()) + 1
-            measuring = probe.full and site.radius > 0
-            numbers = rates(site.group, state, count=count, measuring=measuring)
-            state["step"].fill_(count)
-            state["topography_weight"].fill_(numbers.topo_weight)
-            self._last_rates[site.param] = numbers
-            jobs.append(Job(site, numbers, measuring))
-        return jobs
+        jobs = jobs_of(probe.sites, full=probe.full)
+        probe.update(jobs, self._shared("max_grad_norm"))
+        self._count(jobs, probe.full)
 
     def _plain_probe(self) -> Probe:
         """After a plain backward: the gradients at hand were taken at mu."""
@@ -370,7 +353,11 @@ class Alice(Optimizer):
             site.position = position_of(site)
         return Probe(sites, Draw(0, 0), full=False, backends=self._backends)
 
-    def _count(self, full: bool) -> None:
+    def _count(self, jobs: list[Job], full: bool) -> None:
+        for job in jobs:
+            self.state[job.site.param] = job.site.state
+            self._last_rates[job.site.param] = job.rates
+        count_(jobs)
         cadence = self._shared("cadence")
         self._set_shared(
             # A full step that was due but could not be taken stays due.

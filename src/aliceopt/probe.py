@@ -9,7 +9,7 @@ last one, at the center, leaves its mark on them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from .kernels import Backends, Round
+from .kernels import Backends, Job, Round
 from .layout import local, reshard
+from .scaling import clip_factors
 from .site import Draw, Site
 
 __all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState"]
@@ -137,13 +138,14 @@ class Probe:
     backends: Backends
     model: nn.Module | None = None
     scaler: Any = None
+    random: RandomState | None = None
     finished: bool = False
     at_rest: bool = True
     _random: RandomState = field(init=False)
     _buffers: BufferGuard = field(init=False)
 
     def __post_init__(self) -> None:
-        self._random = RandomState(site.param.device for site in self.sites)
+        self._random = self.random or RandomState(site.param.device for site in self.sites)
         self._buffers = BufferGuard(self.model)
 
     @property
@@ -187,6 +189,16 @@ class Probe:
             idle = [site for site in self.sites if site.param.grad is None]
             for backend, sites in self.backends.split(idle):
                 backend.rest(sites)
+
+    def update(self, jobs: Sequence[Job], max_grad_norm: float | None) -> None:
+        """Run these updates, all gradients clipped by one factor; idle parameters go home."""
+        self.leave_idle()
+        by_site = {job.site: job for job in jobs}
+        divided = list(self.backends.split(list(by_site)))
+        clip = clip_factors(divided, max_grad_norm)
+        for backend, sites in divided:
+            factor = clip.get(sites[0].device)
+            backend.update([by_site[site] for site in sites], self.draw, factor)
 
     def cancel(self) -> None:
         """Undo the excursion: parameters, buffers and random state as before, gradients None."""

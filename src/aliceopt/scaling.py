@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from .layout import local, sum_over_shards
-from .site import Site, state_dtype
+from .kernels import Backend
+from .layout import local
+from .site import Site
 
 __all__ = ["clip_factors", "poison_center_", "unscale_"]
 
 
-def clip_factors(params: Iterable[Tensor], limit: float | None) -> dict[torch.device, Tensor]:
+def clip_factors(
+    divided: Sequence[tuple[Backend, Sequence[Site]]], limit: float | None
+) -> dict[torch.device, Tensor]:
     """``min(1, limit / norm)`` on every device, for the global norm of all ``.grad``.
 
     The norm is over finite entries. One factor for all three gradients of a step: clipping them
     separately would fake curvature. Empty with no limit.
     """
-    params = [p for p in params if p.grad is not None]
-    if limit is None or not params:
+    if limit is None or not divided:
         return {}
-    home = local(params[0]).device
-    total = torch.zeros((), dtype=torch.float64 if home.type == "cpu" else None, device=home)
-    for p in params:
-        assert p.grad is not None
-        g = local(p.grad).to(state_dtype(p))
-        square = torch.where(torch.isfinite(g), g, 0.0).square().sum()
-        total = total + sum_over_shards(square, p).to(total)
+    squares = {sites[0].device: backend.square_sum(sites) for backend, sites in divided}
+    home = next(iter(squares))
+    total = torch.stack([square.to(home) for square in squares.values()]).sum()
     factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
-    return {device: factor.to(device) for device in {local(p).device for p in params}}
+    return {device: factor.to(device) for device in squares}
 
 
 def poison_center_(sites: Iterable[Site]) -> None:

@@ -28,7 +28,8 @@ class Site:
     ``radius`` is zero where the parameter stays at the probe center. ``position`` is mu, taken
     aside in state precision while the parameter is elsewhere. ``plus`` and ``minus`` are the
     gradients of the two sides. ``index`` is the parameter's place in the optimizer, ``skipped``
-    counts coordinates that updates left alone (0-dim int64, on the parameter's device).
+    counts coordinates that updates left alone (0-dim int64, on the parameter's device), and
+    ``numel`` those that this process holds.
     """
 
     param: nn.Parameter
@@ -36,10 +37,19 @@ class Site:
     group: dict[str, Any]
     state: dict[str, Any]
     skipped: Tensor
+    device: torch.device
+    numel: int
     radius: float = 0.0
     position: Tensor | None = None
     plus: Tensor | None = None
     minus: Tensor | None = None
+
+    @classmethod
+    def of(cls, param: nn.Parameter, index: int, group: dict[str, Any]) -> Site:
+        """A site for a parameter, with no state yet."""
+        here = local(param)
+        counter = torch.zeros((), dtype=torch.int64, device=here.device)
+        return cls(param, index, group, {}, counter, here.device, here.numel())
 
     def reset(self) -> None:
         """Forget the last excursion."""
@@ -69,7 +79,7 @@ class Site:
             offsets=block.offsets,
             shape=block.shape,
             dtype=state_dtype(self.param),
-            device=local(self.param).device,
+            device=self.device,
         )
 
 

@@ -16,17 +16,19 @@ Tensors are float32, or float64 for float64 parameters, and laid out and sharded
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .kernels import Job
 from .layout import local
 from .options import number, step_fraction
 from .site import Site, state_dtype
 from .topography import Averages, Rates
 
-__all__ = ["averages", "fit_", "rates"]
+__all__ = ["averages", "count_", "fit_", "jobs_of", "rates"]
 
 State = dict[str, Any]
 
@@ -71,12 +73,18 @@ def _local_or_none(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else local(tensor)
 
 
-def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -> Rates:
-    """The numbers of update ``count`` (from 1), which measures the topography or does not."""
+def topography_beta(group: dict[str, Any]) -> float:
+    """The averaging factor of a full step, from the factor of one step.
+
+    The memory of the topography, in steps, does not depend on how often it is measured.
+    """
+    return float(group["betas"][1] ** (group["quick_steps"] + 1))
+
+
+def rates(group: dict[str, Any], count: int, weight: float, *, measuring: bool) -> Rates:
+    """The numbers of update ``count`` (from 1), given the topography's weight before it."""
     beta1, beta2 = group["betas"]
-    # The memory of the topography, in steps, does not depend on how often it is measured.
-    beta_topo = beta2 ** (group["quick_steps"] + 1)
-    weight = state["topography_weight"].item()
+    beta_topo = topography_beta(group)
     return Rates(
         beta1=beta1,
         beta2=beta2,
@@ -94,3 +102,46 @@ def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -
         hessian=group["hessian"],
         glass=group["glass"],
     )
+
+
+def jobs_of(sites: Sequence[Site], *, full: bool) -> list[Job]:
+    """An update for every site with a gradient at the center, whose state is made to fit.
+
+    Sites that share group, count and weight share one `Rates`.
+    """
+    updating = [site for site in sites if site.param.grad is not None]
+    for site in updating:
+        fit_(site)
+    known: dict[tuple[int, float, float, bool], Rates] = {}
+    jobs = []
+    for site, count, weight in zip(updating, *_counters(updating), strict=True):
+        measuring = full and site.radius > 0
+        key = (id(site.group), count, weight, measuring)
+        if key not in known:
+            known[key] = rates(site.group, int(count) + 1, weight, measuring=measuring)
+        jobs.append(Job(site, known[key], measuring))
+    return jobs
+
+
+def _counters(sites: Sequence[Site]) -> tuple[list[float], list[float]]:
+    """Every site's step count and topography weight, read in one go."""
+    if not sites:
+        return [], []
+    columns = (
+        torch.stack([site.state[name] for site in sites]).tolist()
+        for name in ("step", "topography_weight")
+    )
+    counts, weights = columns
+    return counts, weights
+
+
+def count_(jobs: Sequence[Job]) -> None:
+    """Record in the states that these updates were made."""
+    if jobs:
+        torch._foreach_add_([job.site.state["step"] for job in jobs], 1.0)
+    measured = [job for job in jobs if job.measuring]
+    if measured:
+        weights = [job.site.state["topography_weight"] for job in measured]
+        betas = [job.rates.beta_topo for job in measured]
+        torch._foreach_mul_(weights, betas)
+        torch._foreach_add_(weights, [1 - beta for beta in betas])

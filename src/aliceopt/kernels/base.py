@@ -47,6 +47,10 @@ class Backend(Protocol):
         """Go back to the positions."""
         ...
 
+    def square_sum(self, sites: Sequence[Site]) -> Tensor:
+        """Sum of squares of all finite entries of ``.grad``, over all shards (0-dim)."""
+        ...
+
     def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
         """Averages, position and probe center of every job."""
         ...

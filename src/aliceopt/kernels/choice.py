@@ -27,7 +27,7 @@ class Backends:
         """The sites of each device with the backend that serves it."""
         by_device: dict[torch.device, list[Site]] = {}
         for site in sites:
-            by_device.setdefault(local(site.param).device, []).append(site)
+            by_device.setdefault(site.device, []).append(site)
         for device, there in by_device.items():
             if device not in self._made:
                 self._made[device] = self._make(device)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import local
-from ..site import Draw, Site, displaced, position_of, realised_radius
+from ..layout import local, sum_over_shards
+from ..site import Draw, Site, displaced, position_of, realised_radius, state_dtype
 from ..step import bounded_step, moved
 from ..topography import Averages, Gradients, Rates, updated
 from .base import Job, Round
 
-__all__ = ["EagerBackend", "Target", "gradients_of", "target_of", "update_"]
+__all__ = ["EagerBackend", "Target", "gradients_of", "sum_dtype", "target_of", "update_"]
 
 
 class Target(NamedTuple):
@@ -97,6 +97,12 @@ def gradients_of(job: Job, draw: Draw, clip: Tensor | None) -> Gradients:
     return Gradients(center, plus, minus, realised_radius(site, signs), signs)
 
 
+def sum_dtype(sites: Sequence[Site]) -> torch.dtype:
+    """What a sum over many parameters is kept in: float64, where the device has it."""
+    has_float64 = local(sites[0].param).device.type in ("cpu", "cuda")
+    return torch.float64 if has_float64 else torch.float32
+
+
 class EagerBackend:
     """One parameter after the other, on any device."""
 
@@ -122,6 +128,16 @@ class EagerBackend:
         for site in sites:
             assert site.position is not None
             local(site.param).copy_(site.position)
+
+    def square_sum(self, sites: Sequence[Site]) -> Tensor:
+        """Sum of squares of all finite entries of ``.grad``, over all shards."""
+        total = torch.zeros((), dtype=sum_dtype(sites), device=local(sites[0].param).device)
+        for site in sites:
+            if site.param.grad is not None:
+                g = local(site.param.grad).to(state_dtype(site.param))
+                square = torch.where(torch.isfinite(g), g, 0.0).square().sum()
+                total += sum_over_shards(square, site.param).to(total.dtype)
+        return total
 
     def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
         """Averages, position and probe center of every job."""

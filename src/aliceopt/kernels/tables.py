@@ -6,7 +6,7 @@ it is used; only when an address differs from the last time is the table sent to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 from ..layout import block_of, is_dtensor, local
 from ..site import Site
 from . import triton_kernels as tk
+from .recording import Rehearsal, Sender
 
-__all__ = ["Table", "conformed", "is_dense", "pointer", "send"]
+__all__ = ["Table", "conformed", "is_dense", "memory_order"]
 
 BLOCK = 1024
 _STATE_ROWS = (
@@ -29,17 +30,11 @@ _STATE_ROWS = (
 )
 
 
-def pointer(tensor: Tensor) -> int:
-    """Address of the local data."""
-    return local(tensor).data_ptr() if is_dtensor(tensor) else tensor.data_ptr()
-
-
-def send(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a small array to the device without waiting for it."""
-    host = torch.from_numpy(array)
-    if device.type != "cuda":
-        return host.clone()
-    return host.pin_memory().to(device, non_blocking=True)
+def _pointer_of(tensor: Tensor | None) -> Callable[[], int]:
+    """A function that tells the address of the tensor's local data; 0 for none."""
+    if tensor is None:
+        return lambda: 0
+    return (lambda: local(tensor).data_ptr()) if is_dtensor(tensor) else tensor.data_ptr
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -68,7 +63,7 @@ def memory_order(site: Site) -> tuple[int, list[int], list[int]]:
     block, here = block_of(site.param), local(site.param)
     strides = [int(np.prod(block.global_shape[d + 1 :])) for d in range(len(block.shape))]
     first = sum(o * s for o, s in zip(block.offsets, strides, strict=True))
-    order = sorted(range(here.dim()), key=lambda d: (-here.stride(d), d))
+    order = sorted(range(here.dim()), key=lambda d: (-here.stride()[d], d))
     dims = [(here.shape[d], strides[d]) for d in order if here.shape[d] != 1]
     merged: list[tuple[int, int]] = []
     for size, stride in dims:
@@ -82,8 +77,9 @@ def memory_order(site: Site) -> tuple[int, list[int], list[int]]:
 class Table:
     """The launch table of a list of sites that share dtypes and kind of layout."""
 
-    def __init__(self, sites: Sequence[Site]):
+    def __init__(self, sites: Sequence[Site], sender: Sender):
         self.sites = list(sites)
+        self._sender = sender
         self.params = [local(site.param) for site in sites]
         self.strides = [param.stride() for param in self.params]
         self.device = self.params[0].device
@@ -92,16 +88,17 @@ class Table:
         for i, site in enumerate(sites):
             self._describe(i, site)
         chunks = -(-self.host[tk.NUMEL.value] // BLOCK)
-        self.chunk_tensor = send(
-            np.repeat(np.arange(len(sites), dtype=np.int32), chunks), self.device
-        )
-        within = [np.arange(count, dtype=np.int32) for count in chunks]
-        self.chunk_index = send(np.concatenate(within), self.device)
+        owners = np.repeat(np.arange(len(sites), dtype=np.int32), chunks)
+        within = np.concatenate([np.arange(count, dtype=np.int32) for count in chunks])
+        self.chunk_tensor = sender.table(owners, self.device)
+        self.chunk_index = sender.table(within, self.device)
         self.num_chunks = int(chunks.sum())
         # Positions taken aside stand in one buffer, each at a multiple of 16 bytes.
         sizes = -(-self.host[tk.NUMEL.value] // 4) * 4
         self.aside_offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self.aside_size = int(sizes.sum())
+        self._terms: list[int] = []
+        self._pointers: list[tuple[int, list[Callable[[], int]]]] = []
         self._sent: Tensor | None = None
         self._sent_host: np.ndarray | None = None
         self.aligned = False
@@ -116,19 +113,30 @@ class Table:
         self.host[tk.SIZES.value : tk.SIZES.value + tk.DIMS, i] = [1] * pad + sizes
         self.host[tk.STRIDES.value : tk.STRIDES.value + tk.DIMS, i] = [0] * pad + strides
 
-    def fill_state(self) -> None:
-        """Addresses of parameters and state, as they are now."""
-        self.host[tk.PARAM.value] = [pointer(site.param) for site in self.sites]
-        for name, row in _STATE_ROWS:
-            self.host[row] = [
-                pointer(site.state[name]) if name in site.state else 0 for site in self.sites
-            ]
+    def refresh(self) -> None:
+        """Addresses of parameters and state, as they are now.
+
+        The bound methods are kept, because asking for them costs more than calling them.
+        """
+        terms = [len(site.state) for site in self.sites]
+        if terms != self._terms:
+            self._terms = terms
+            self._pointers = [(tk.PARAM.value, [_pointer_of(site.param) for site in self.sites])]
+            for name, row in _STATE_ROWS:
+                there = [_pointer_of(site.state.get(name)) for site in self.sites]
+                self._pointers.append((row, there))
+        for row, pointers in self._pointers:
+            self.host[row] = [pointer() for pointer in pointers]
 
     def on_device(self) -> Tensor:
         """The table as the kernels read it; sent again only if something moved."""
-        if self._sent is None or not np.array_equal(self.host, self._sent_host):
+        if self._sent_host is None or not np.array_equal(self.host, self._sent_host):
             self._sent_host = self.host.copy()
-            self._sent = send(self._sent_host, self.device)
+            sent = self.host.copy()
+            if isinstance(self._sender, Rehearsal):
+                sent[tk.NUMEL.value] = 0
+            self._sent = self._sender.table(sent, self.device)
             addresses = self.host[: tk.NUMEL.value]
             self.aligned = bool((addresses % 16 == 0).all())
+        assert self._sent is not None
         return self._sent

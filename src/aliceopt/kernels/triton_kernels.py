@@ -105,12 +105,12 @@ def _sign_bits(seed, step, parameter, index):
 
 
 @triton.jit
-def _signs(table, numbers, n, t, offsets, PERMUTED: tl.constexpr, dtype: tl.constexpr):
-    """+1 or -1 for elements at these memory offsets of the local tensor."""
-    index = offsets
+def _signs(table, numbers, n, t, start, within, PERMUTED: tl.constexpr, dtype: tl.constexpr):
+    """+1 or -1 for the elements of this chunk of the local tensor."""
+    index = start + within.to(tl.int64)
     if PERMUTED:
-        rest = offsets
-        index = tl.zeros_like(offsets)
+        rest = index
+        index = tl.zeros_like(rest)
         for d in tl.static_range(5):
             size = tl.load(table + (SIZES + 4 - d) * n + t)
             stride = tl.load(table + (STRIDES + 4 - d) * n + t)
@@ -123,11 +123,23 @@ def _signs(table, numbers, n, t, offsets, PERMUTED: tl.constexpr, dtype: tl.cons
 
 
 @triton.jit
-def _address(table, n, t, row, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+def _chunk(table, chunk_tensor, chunk_index, n, BLOCK: tl.constexpr):
+    """This program's tensor, first element, offsets within the chunk, and which of them exist."""
+    pid = tl.program_id(0)
+    t = tl.load(chunk_tensor + pid)
+    start = tl.load(chunk_index + pid).to(tl.int64) * BLOCK
+    within = tl.arange(0, BLOCK)
+    left = tl.load(table + NUMEL * n + t) - start
+    return t, start, within, within < left
+
+
+@triton.jit
+def _address(table, n, t, row, start, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where this chunk of a tensor begins."""
     address = tl.load(table + row * n + t)
     if ALIGNED:
         address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(dtype))
+    return address.to(tl.pointer_type(dtype)) + start
 
 
 @triton.jit
@@ -166,33 +178,26 @@ def move_kernel(
     BLOCK: tl.constexpr,
 ):
     """Send every parameter to a probe point or back; departing, take its position aside."""
-    pid = tl.program_id(0)
-    t = tl.load(chunk_tensor + pid)
-    start = tl.load(chunk_index + pid).to(tl.int64) * BLOCK
-    offsets = start + tl.arange(0, BLOCK)
-    mask = offsets < tl.load(table + NUMEL * n + t)
-    param = _address(table, n, t, PARAM, P, ALIGNED) + offsets
-    position = _address(table, n, t, POSITION, S, ALIGNED) + offsets
+    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, BLOCK)
+    param = _address(table, n, t, PARAM, start, P, ALIGNED) + within
+    position = _address(table, n, t, POSITION, start, S, ALIGNED) + within
     if DEPART:
         here = tl.load(param, mask=mask)
         mu = here.to(S)
         if LOW:
-            master = tl.load(_address(table, n, t, MASTER, S, ALIGNED) + offsets, mask=mask)
+            master = tl.load(_address(table, n, t, MASTER, start, S, ALIGNED) + within, mask=mask)
             mu = tl.where(master.to(P) == here, master, mu)
         tl.store(position, mu, mask=mask)
     if GOAL == TO_REST:
         goal = tl.load(position, mask=mask)
     else:
-        goal = tl.load(_address(table, n, t, CENTER, S, ALIGNED) + offsets, mask=mask)
-        if (GOAL == TO_PLUS) | (GOAL == TO_MINUS):
+        goal = tl.load(_address(table, n, t, CENTER, start, S, ALIGNED) + within, mask=mask)
+        if GOAL == TO_PLUS or GOAL == TO_MINUS:  # noqa: SIM109
             radius = _number(numbers, tl.load(table + CONFIG * n + t), RADIUS, S)
             if radius > 0:
-                signs = _signs(table, numbers, n, t, offsets, PERMUTED, S)
+                signs = _signs(table, numbers, n, t, start, within, PERMUTED, S)
                 plus, minus = _probes(goal, radius, signs, P, S, LOW)
-                if GOAL == TO_PLUS:
-                    goal = plus
-                else:
-                    goal = minus
+                goal = plus if GOAL == TO_PLUS else minus
     tl.store(param, goal.to(P), mask=mask)
 
 
@@ -202,15 +207,17 @@ def _finite(x):
 
 
 @triton.jit
-def _gradient(table, n, t, row, offsets, mask, factor, G: tl.constexpr, S: tl.constexpr, A):
-    grad = tl.load(_address(table, n, t, row, G, A) + offsets, mask=mask, other=0.0).to(S)
+def _gradient(
+    table, n, t, row, start, within, mask, factor, G: tl.constexpr, S: tl.constexpr, A: tl.constexpr
+):
+    grad = tl.load(_address(table, n, t, row, start, G, A) + within, mask=mask, other=0.0).to(S)
     return grad * factor
 
 
 @triton.jit
 def _total_curvature(hg, h, eps):
-    root = tl.sqrt(2 * hg) * tl.sqrt(hg / 2 + h)
-    return hg + h + tl.where(hg == 0, 0.0, root) + eps
+    """Where the product overflows the curvature is infinite and the step at its lower bound."""
+    return hg + h + tl.sqrt(hg * (hg + 2 * h)) + eps
 
 
 @triton.jit
@@ -225,7 +232,6 @@ def update_kernel(
     HESSIAN: tl.constexpr,
     USE_GLASS: tl.constexpr,
     MEASURING: tl.constexpr,
-    MEASURED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     CLIP: tl.constexpr,
     P: tl.constexpr,
@@ -238,11 +244,7 @@ def update_kernel(
     BLOCK: tl.constexpr,
 ):
     """Averages, step, position and probe center of every element, in one pass."""
-    pid = tl.program_id(0)
-    t = tl.load(chunk_tensor + pid)
-    start = tl.load(chunk_index + pid).to(tl.int64) * BLOCK
-    offsets = start + tl.arange(0, BLOCK)
-    mask = offsets < tl.load(table + NUMEL * n + t)
+    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, BLOCK)
     config = tl.load(table + CONFIG * n + t)
     eps = _number(numbers, config, EPS, S)
 
@@ -251,51 +253,51 @@ def update_kernel(
         factor = tl.load(clip).to(S)
     if MAXIMIZE:
         factor = -factor
-    g0 = _gradient(table, n, t, GRAD, offsets, mask, factor, G, S, ALIGNED)
+    g0 = _gradient(table, n, t, GRAD, start, within, mask, factor, G, S, ALIGNED)
     ok = _finite(g0)
 
-    center = _address(table, n, t, CENTER, S, ALIGNED) + offsets
-    avg_at = _address(table, n, t, GRAD_AVG, S, ALIGNED) + offsets
-    sq_at = _address(table, n, t, GRAD_SQ, S, ALIGNED) + offsets
-    glass_at = _address(table, n, t, GLASS, S, ALIGNED) + offsets
-    hess_at = _address(table, n, t, HESS, S, ALIGNED) + offsets
+    center = _address(table, n, t, CENTER, start, S, ALIGNED) + within
+    avg_at = _address(table, n, t, GRAD_AVG, start, S, ALIGNED) + within
+    sq_at = _address(table, n, t, GRAD_SQ, start, S, ALIGNED) + within
+    glass_at = _address(table, n, t, GLASS, start, S, ALIGNED) + within
+    hess_at = _address(table, n, t, HESS, start, S, ALIGNED) + within
     old_avg = tl.load(avg_at, mask=mask)
     old_sq = tl.load(sq_at, mask=mask)
-    mu = tl.load(_address(table, n, t, POSITION, S, ALIGNED) + offsets, mask=mask)
+    mu = tl.load(_address(table, n, t, POSITION, start, S, ALIGNED) + within, mask=mask)
 
-    if USE_GLASS & (MEASURING | MEASURED):
+    if USE_GLASS:
         rho = tl.load(glass_at, mask=mask)
-    if (HESSIAN != NO_HESS) & (MEASURING | MEASURED):
+    if HESSIAN != NO_HESS:
         h = tl.load(hess_at, mask=mask)
 
     if MEASURING:
         bt = _number(numbers, config, BETA_TOPO, S)
         radius = _number(numbers, config, RADIUS, S)
-        plus = _gradient(table, n, t, PLUS, offsets, mask, factor, SIDE, S, ALIGNED)
-        minus = _gradient(table, n, t, MINUS, offsets, mask, factor, SIDE, S, ALIGNED)
+        plus = _gradient(table, n, t, PLUS, start, within, mask, factor, SIDE, S, ALIGNED)
+        minus = _gradient(table, n, t, MINUS, start, within, mask, factor, SIDE, S, ALIGNED)
         ok = ok & _finite(plus) & _finite(minus)
         if LOW:
-            signs = _signs(table, numbers, n, t, offsets, PERMUTED, S)
+            signs = _signs(table, numbers, n, t, start, within, PERMUTED, S)
             nu = tl.load(center, mask=mask)
             right, left = _probes(nu, radius, signs, P, S, LOW)
             half = tl.abs((right - left) / 2)
-            length = tl.where(half > 0, half, radius)
+            inverse = 1 / tl.where(half > 0, half, radius)
         else:
-            length = radius
+            inverse = 1 / radius
         if USE_GLASS:
             second = (plus + minus) / 2 - g0
-            new_rho = bt * rho + (1 - bt) * (second * second * (2 / length))
+            new_rho = bt * rho + (1 - bt) * (second * second * (2 * inverse))
             rho = tl.where(ok, new_rho, rho)
             tl.store(glass_at, rho, mask=mask)
         if HESSIAN != NO_HESS:
-            x = (plus - minus) / (2 * length)
+            x = (plus - minus) * (0.5 * inverse)
             if HESSIAN == ABS:
                 x = tl.abs(x)
             if HESSIAN == RMS:
                 x = x * x
             if HESSIAN == SIGNED:
                 if not LOW:
-                    signs = _signs(table, numbers, n, t, offsets, PERMUTED, S)
+                    signs = _signs(table, numbers, n, t, start, within, PERMUTED, S)
                 x = x * signs
             h = tl.where(ok, bt * h + (1 - bt) * x, h)
             tl.store(hess_at, h, mask=mask)
@@ -306,33 +308,36 @@ def update_kernel(
     sq = b2 * old_sq + (1 - b2) * (g0 * g0)
 
     # The step: quasi-Newton between the bounds.
-    g = avg / _number(numbers, config, GRAD_WEIGHT, S)
+    g = avg * (1 / _number(numbers, config, GRAD_WEIGHT, S))
     size = tl.abs(g)
     lr = _number(numbers, config, LR, S)
     if LIMIT == FIXED:
         unit = tl.full((BLOCK,), 1.0, S)
     elif LIMIT == ADAM:
-        unit = size / (tl.sqrt(sq / _number(numbers, config, SQ_WEIGHT, S)) + eps)
+        unit = size / (tl.sqrt(sq * (1 / _number(numbers, config, SQ_WEIGHT, S))) + eps)
     else:
         unit = tl.abs(avg)
     upper = lr * unit
     length_of_step = upper
-    if MEASURED:
+    if USE_GLASS or HESSIAN != NO_HESS:
         weight = _number(numbers, config, TOPO_WEIGHT, S)
+        inverse_weight = 1 / tl.where(weight > 0, weight, 1.0)
         hg = tl.zeros((BLOCK,), S)
         if USE_GLASS:
-            corrected = rho / weight
+            corrected = rho * inverse_weight
             hg = tl.where(corrected == 0, 0.0, GLASS_FACTOR * corrected / (size + eps))
         curvature = tl.zeros((BLOCK,), S)
         if HESSIAN != NO_HESS:
-            curvature = h / weight
+            curvature = h * inverse_weight
             if HESSIAN == RMS:
                 curvature = tl.sqrt(curvature)
             if HESSIAN == SIGNED:
                 curvature = tl.abs(curvature)
         newton = size / _total_curvature(hg, curvature, eps)
         lower = _number(numbers, config, LR_MIN, S) * unit
-        length_of_step = tl.minimum(tl.maximum(newton, lower), upper)
+        # With nothing measured yet the step is the upper bound.
+        bounded = tl.minimum(tl.maximum(newton, lower), upper)
+        length_of_step = tl.where(weight > 0, bounded, upper)
     step = tl.where(g > 0, -length_of_step, length_of_step)
     step = tl.where(g == 0, 0.0, step)
 
@@ -340,9 +345,9 @@ def update_kernel(
     new_mu = mu + _number(numbers, config, STEP_FRACTION, S) * u
     new_nu = mu + _number(numbers, config, LOOKAHEAD, S) * u
     new_mu = tl.where(ok, new_mu, mu)
-    tl.store(_address(table, n, t, PARAM, P, ALIGNED) + offsets, new_mu.to(P), mask=mask)
+    tl.store(_address(table, n, t, PARAM, start, P, ALIGNED) + within, new_mu.to(P), mask=mask)
     if LOW:
-        tl.store(_address(table, n, t, MASTER, S, ALIGNED) + offsets, new_mu, mask=mask)
+        tl.store(_address(table, n, t, MASTER, start, S, ALIGNED) + within, new_mu, mask=mask)
     tl.store(center, new_nu, mask=mask & ok)
     tl.store(avg_at, avg, mask=mask & ok)
     tl.store(sq_at, sq, mask=mask & ok)
@@ -365,11 +370,9 @@ def square_sum_kernel(
     BLOCK: tl.constexpr,
 ):
     """Sum of squares of the finite gradient entries of each chunk, for the clip norm."""
-    pid = tl.program_id(0)
-    t = tl.load(chunk_tensor + pid)
-    start = tl.load(chunk_index + pid).to(tl.int64) * BLOCK
-    offsets = start + tl.arange(0, BLOCK)
-    mask = offsets < tl.load(table + NUMEL * n + t)
-    grad = tl.load(_address(table, n, t, GRAD, G, ALIGNED) + offsets, mask=mask, other=0.0).to(S)
+    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, BLOCK)
+    grad = tl.load(
+        _address(table, n, t, GRAD, start, G, ALIGNED) + within, mask=mask, other=0.0
+    ).to(S)
     grad = tl.where(_finite(grad), grad, 0.0)
-    tl.store(partial + pid, tl.sum(grad * grad, axis=0))
+    tl.store(partial + tl.program_id(0), tl.sum(grad * grad, axis=0))
