@@ -31,7 +31,6 @@ from .scaling import poison_center_, unscale_
 from .site import Draw, Site, position_of
 from .state import count_, jobs_of
 from .telemetry import Telemetry, measure
-from .topography import Rates
 
 __all__ = ["Alice"]
 
@@ -138,7 +137,6 @@ class Alice(Optimizer):
         self._probe: Probe | None = None
         self._warned: set[str] = set()
         self._sites: list[Site] = []
-        self._last_rates: dict[Tensor, Rates] = {}
         super().__init__(params, defaults)
 
     # ---- groups -------------------------------------------------------------------------------
@@ -355,8 +353,8 @@ class Alice(Optimizer):
 
     def _count(self, jobs: list[Job], full: bool) -> None:
         for job in jobs:
-            self.state[job.site.param] = job.site.state
-            self._last_rates[job.site.param] = job.rates
+            if job.site.rates is None:  # its first update
+                self.state[job.site.param] = job.site.state
         count_(jobs)
         cadence = self._shared("cadence")
         self._set_shared(
@@ -370,8 +368,7 @@ class Alice(Optimizer):
 
     def telemetry(self, depth: int = 1) -> Telemetry:
         """What the last step did, per group and per named block; see `aliceopt.telemetry`."""
-        skipped = {site.param: site.skipped for site in self._sites}
-        return measure(self, depth=depth, skipped=skipped, last_rates=self._last_rates)
+        return measure(self, self._fresh_sites(), depth=depth)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit; puts the parameters back at mu first."""
@@ -404,7 +401,7 @@ class Alice(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_warned", set())
-        self._probe, self._sites, self._last_rates = None, [], {}
+        self._probe, self._sites = None, []
         self._backends = Backends(self.implementation)
         for group in self.param_groups:
             for name, value in self.defaults.items():

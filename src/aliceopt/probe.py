@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from .kernels import Backends, Job, Round
+from .kernels import Backend, Backends, Job, Round
 from .layout import local, reshard
 from .scaling import clip_factors
 from .site import Draw, Site
@@ -112,7 +112,7 @@ class BufferWatch:
 
 def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
     """A side's gradient, unscaled, and safe from the next backward, which may reuse its memory."""
-    mine = local(grad)
+    mine = grad if type(grad) is Tensor else local(grad)
     if scaler is not None:
         # The public way to the scale that does not wait for the device. Division in float32,
         # because 1/65536 of a half-precision gradient may not be representable.
@@ -143,10 +143,12 @@ class Probe:
     at_rest: bool = True
     _random: RandomState = field(init=False)
     _buffers: BufferGuard = field(init=False)
+    _divided: list[tuple[Backend, list[Site]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._random = self.random or RandomState(site.param.device for site in self.sites)
         self._buffers = BufferGuard(self.model)
+        self._divided = list(self.backends.split(self.sites))
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -178,27 +180,30 @@ class Probe:
             return
         if self.model is not None:
             reshard(self.model.modules())
-        for backend, sites in self.backends.split(self.sites):
+        for backend, sites in self._divided:
             backend.rest(sites)
         self.at_rest = True
 
     @torch.no_grad()
     def leave_idle(self) -> None:
         """Put back the parameters that got no gradient at the center; no update will move them."""
-        if not self.at_rest:
-            idle = [site for site in self.sites if site.param.grad is None]
+        idle = [site for site in self.sites if site.param.grad is None]
+        if idle and not self.at_rest:
             for backend, sites in self.backends.split(idle):
                 backend.rest(sites)
 
     def update(self, jobs: Sequence[Job], max_grad_norm: float | None) -> None:
         """Run these updates, all gradients clipped by one factor; idle parameters go home."""
         self.leave_idle()
-        by_site = {job.site: job for job in jobs}
-        divided = list(self.backends.split(list(by_site)))
+        by_device: dict[torch.device, list[Job]] = {}
+        for job in jobs:
+            by_device.setdefault(job.site.device, []).append(job)
+        serving = {sites[0].device: backend for backend, sites in self._divided}
+        divided = [(serving[d], [job.site for job in there]) for d, there in by_device.items()]
         clip = clip_factors(divided, max_grad_norm)
-        for backend, sites in divided:
-            factor = clip.get(sites[0].device)
-            backend.update([by_site[site] for site in sites], self.draw, factor)
+        for device, there in by_device.items():
+            serving[device].update(there, self.draw, clip.get(device))
+        self.at_rest = True
 
     def cancel(self) -> None:
         """Undo the excursion: parameters, buffers and random state as before, gradients None."""
@@ -212,7 +217,7 @@ class Probe:
     def _go(self, round_name: Round) -> None:
         if self.model is not None:
             reshard(self.model.modules())
-        for backend, sites in self.backends.split(self.sites):
+        for backend, sites in self._divided:
             if self.at_rest:
                 backend.depart(sites, round_name, self.draw)
             else:

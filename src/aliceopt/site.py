@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .layout import block_of, local
 from .signs import block_signs, sign_key
+from .topography import Rates
 
 __all__ = ["Draw", "Site", "displaced", "position_of", "realised_radius", "state_dtype"]
 
@@ -26,10 +27,11 @@ class Site:
     """A parameter, its group and state, and one excursion's findings.
 
     ``radius`` is zero where the parameter stays at the probe center. ``position`` is mu, taken
-    aside in state precision while the parameter is elsewhere. ``plus`` and ``minus`` are the
+    aside in state precision while the parameter is elsewhere; or the parameter points elsewhere,
+    and ``home`` is its own data, still at mu. ``plus`` and ``minus`` are the
     gradients of the two sides. ``index`` is the parameter's place in the optimizer, ``skipped``
     counts coordinates that updates left alone (0-dim int64, on the parameter's device), and
-    ``numel`` those that this process holds.
+    ``numel`` those that this process holds. ``rates`` are the numbers of the last update.
     """
 
     param: nn.Parameter
@@ -41,6 +43,8 @@ class Site:
     numel: int
     radius: float = 0.0
     position: Tensor | None = None
+    home: Tensor | None = None
+    rates: Rates | None = None
     plus: Tensor | None = None
     minus: Tensor | None = None
 
@@ -54,7 +58,7 @@ class Site:
     def reset(self) -> None:
         """Forget the last excursion."""
         self.radius = 0.0
-        self.position = self.plus = self.minus = None
+        self.position = self.home = self.plus = self.minus = None
 
     @property
     def center(self) -> Tensor:

@@ -33,6 +33,14 @@ __all__ = ["averages", "count_", "fit_", "jobs_of", "rates"]
 State = dict[str, Any]
 
 
+def _fits(state: State, group: dict[str, Any]) -> bool:
+    return (
+        bool(state)
+        and (not group["glass"] or "glass_density" in state)
+        and (group["hessian"] == "none" or "hess" in state)
+    )
+
+
 def fit_(site: Site) -> None:
     """Give the state everything the group's options call for.
 
@@ -40,6 +48,8 @@ def fit_(site: Site) -> None:
     share one weight.
     """
     state, param, group = site.state, site.param, site.group
+    if _fits(state, group):
+        return
     dtype = state_dtype(param)
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float64)
@@ -136,7 +146,9 @@ def _counters(sites: Sequence[Site]) -> tuple[list[float], list[float]]:
 
 
 def count_(jobs: Sequence[Job]) -> None:
-    """Record in the states that these updates were made."""
+    """Record in the sites and states that these updates were made."""
+    for job in jobs:
+        job.site.rates = job.rates
     if jobs:
         torch._foreach_add_([job.site.state["step"] for job in jobs], 1.0)
     measured = [job for job in jobs if job.measuring]

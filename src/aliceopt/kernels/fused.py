@@ -16,8 +16,8 @@ from ..topography import Rates
 from . import triton_kernels as tk
 from .base import Job, Round
 from .eager import EagerBackend, sum_dtype
-from .recording import Build, Moment, Sender
-from .tables import BLOCK, Table, conformed, is_dense, memory_order
+from .recording import Build, Moment, Rehearsal, Sender
+from .tables import Table, conformed, is_dense, memory_order
 
 __all__ = ["TritonBackend"]
 
@@ -28,6 +28,10 @@ _DTYPES = {
     torch.float16: tl.float16,
 }
 _WARPS = 4
+_SWAP_NUMEL = 1 << 20
+"""Pointing a parameter elsewhere costs the host about what copying this many elements costs the
+device. In a captured step it costs nothing.
+"""
 
 
 class TritonBackend:
@@ -44,6 +48,8 @@ class TritonBackend:
         self._eager = EagerBackend()
         self._tables: dict[tuple[Any, ...], Table] = {}
         self._able: dict[int, tuple[Site, bool]] = {}
+        self._swaps: dict[int, bool] = {}
+        self._routes: dict[tuple[int, ...], list[tuple[bool, Table]]] = {}
         self._aside: dict[int, int] = {}
         self._buffers: list[Tensor] = []
 
@@ -56,48 +62,89 @@ class TritonBackend:
         tables, others = self._route(sites)
         if others:
             self._eager.depart(others, round_name, draw)
-        for table in tables:
-            self._take_aside(table)
-            self._launch_move(table, round_name, draw, depart=True)
+        for swapping, table in tables:
+            if swapping:
+                self._send_away(table, round_name, draw)
+            else:
+                self._take_aside(table)
+                self._launch_move(table, round_name, draw, depart=True)
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Go to a probe point."""
         tables, others = self._route(sites)
         if others:
             self._eager.move(others, round_name, draw)
-        for table in tables:
-            self._launch_move(table, round_name, draw)
+        for swapping, table in tables:
+            if swapping and round_name == "center":
+                _point(table.sites, [site.state["probe_center"] for site in table.sites])
+            else:
+                self._launch_move(table, round_name, draw)
 
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions."""
         tables, others = self._route(sites)
         if others:
             self._eager.rest(others)
-        for table in tables:
-            self._launch_move(table, "rest", Draw(0, 0))
+        for swapping, table in tables:
+            if swapping:
+                _go_home(table.sites)
+            else:
+                self._launch_move(table, "rest", Draw(0, 0))
 
-    def _route(self, sites: Sequence[Site]) -> tuple[list[Table], list[Site]]:
-        """Tables, by dtype, of those the kernels move, and the sites to be moved eagerly."""
+    def _route(self, sites: Sequence[Site]) -> tuple[list[tuple[bool, Table]], list[Site]]:
+        """Tables of those the kernels move, and the sites to be moved eagerly."""
+        names = tuple(map(id, sites))
+        known = self._routes.get(names)
+        if known is not None:
+            for _, table in known:
+                table.refresh()
+            return known, []
         others = [s for s in sites if s.position is not None or not s.state or not self._can(s)]
         left_out = set(map(id, others))
-        groups: dict[Any, list[Site]] = {}
+        groups: dict[tuple[Any, ...], list[Site]] = {}
         for site in sites:
             if site.numel and id(site) not in left_out:
-                groups.setdefault(site.param.dtype, []).append(site)
-        tables = [self._table(("move", dtype), there) for dtype, there in groups.items()]
+                key = ("move", self._swaps[id(site)], site.param.dtype, site.numel % 4 == 0)
+                groups.setdefault(key, []).append(site)
+        tables = [(bool(key[1]), self._table(key, there)) for key, there in groups.items()]
+        if not others:
+            self._routes[names] = tables  # once all have state, they keep going this way
         return tables, others
+
+    def _send_away(self, table: Table, round_name: Round, draw: Draw) -> None:
+        """Point parameters at their probe centers, or at a scratch copy displaced from them."""
+        for site in table.sites:
+            site.home = site.param.data
+        if round_name == "center":
+            _point(table.sites, [site.state["probe_center"] for site in table.sites])
+            return
+        dtype = state_dtype(table.params[0])
+        buffer = torch.empty(table.aside_size, dtype=dtype, device=table.device)
+        if isinstance(self._sender, Rehearsal):
+            buffer.zero_()  # nothing will be written to it, and it will be read
+        self._buffers.append(buffer)
+        places = zip(table.params, table.strides, table.aside_offsets.tolist(), strict=True)
+        _point(
+            table.sites,
+            [buffer.as_strided(param.shape, strides, start) for param, strides, start in places],
+        )
+        table.refresh()
+        self._launch_move(table, round_name, draw)
 
     def _can(self, site: Site) -> bool:
         known = self._able.get(id(site))
         if known is None:
             known = self._able[id(site)] = (site, _is_supported(site))
+            worthwhile = site.numel >= _SWAP_NUMEL or type(self._sender) is not Sender
+            self._swaps[id(site)] = worthwhile and _is_swappable(site)
         return known[1]
 
     def _table(self, key: tuple[Any, ...], sites: list[Site]) -> Table:
         full_key = (*key, *map(id, sites))
         table = self._tables.get(full_key)
         if table is None:
-            table = self._tables[full_key] = Table(sites, self._sender)
+            table = Table(sites, self._sender, moving=key[0] == "move")
+            self._tables[full_key] = table
         table.refresh()
         return table
 
@@ -109,8 +156,11 @@ class TritonBackend:
         self._aside.update(zip(map(id, table.sites), addresses.tolist(), strict=True))
 
     def _launch_move(self, table: Table, goal: str, draw: Draw, *, depart: bool = False) -> None:
-        table.host[tk.POSITION.value] = [self._aside[id(site)] for site in table.sites]
-        build = self._fill_configs(table, {})
+        if table.sites[0].home is None:
+            table.host[tk.POSITION.value] = [self._aside[id(site)] for site in table.sites]
+        table.host[tk.CONFIG.value] = table.group_column
+        first = table.one_per_group
+        build = lambda moment: _numbers(moment, first)  # noqa: E731
         param, state = table.params[0].dtype, state_dtype(table.params[0])
         device_table = table.on_device()
         tk.move_kernel[(table.num_chunks,)](
@@ -126,7 +176,8 @@ class TritonBackend:
             LOW=param != state,
             PERMUTED=table.permuted,
             ALIGNED=table.aligned,
-            BLOCK=BLOCK,
+            EVEN=table.even,
+            BLOCK=table.block,
             num_warps=_WARPS,
         )
 
@@ -143,7 +194,8 @@ class TritonBackend:
             total += self._eager.square_sum(others)
         for site in plain:
             if site.param.grad is not None and site.numel:
-                key = ("square", site.param.dtype, site.param.grad.dtype)
+                even = site.numel % 4 == 0
+                key = ("square", site.param.dtype, site.param.grad.dtype, even)
                 groups.setdefault(key, []).append(site)
         for key, there in groups.items():
             total += self._square_sum(self._table(key, there))
@@ -167,7 +219,8 @@ class TritonBackend:
             G=_DTYPES[made[0].dtype],
             S=_DTYPES[state],
             ALIGNED=table.aligned,
-            BLOCK=BLOCK,
+            EVEN=table.even,
+            BLOCK=table.block,
             num_warps=_WARPS,
         )
         return partial.sum(dtype=torch.float64)
@@ -195,6 +248,8 @@ class TritonBackend:
             keep = self._fill_gradients(table, there)
             moment = Moment(draw, {job.site: job.rates for job in there})
             self._launch_update(table, key, moment, clip)
+            if there[0].site.home is not None:
+                _go_home(table.sites)
             del keep
 
     def _fill_gradients(self, table: Table, jobs: list[Job]) -> list[Tensor]:
@@ -214,36 +269,24 @@ class TritonBackend:
                 table.host[row] = [grad.data_ptr() for grad in grads]
                 kept += grads
         table.host[tk.SKIPPED.value] = [site.skipped.data_ptr() for site in table.sites]
-        table.host[tk.POSITION.value] = [
-            self._aside[id(site)] if site.position is None else site.position.data_ptr()
-            for site in table.sites
-        ]
+        positions = [self._position_pointer(site) for site in table.sites]
+        table.host[tk.POSITION.value] = positions
+        if table.sites[0].home is not None:
+            table.host[tk.PARAM.value] = positions
         return kept
 
-    @staticmethod
-    def _fill_configs(table: Table, rates: Mapping[Site, Rates]) -> Build:
-        """Each site's row of numbers, one for all of a group that share rates, and their maker.
-
-        The maker asks one site a row, so that it can be asked again at a later step.
-        """
-        rows: dict[tuple[int, int], int] = {}
-        first: list[Site] = []
-        column = []
-        for site in table.sites:
-            key = (id(site.group), id(rates.get(site)))
-            if key not in rows:
-                rows[key] = len(first)
-                first.append(site)
-            column.append(rows[key])
-        table.host[tk.CONFIG.value] = column
-        return lambda moment: _numbers(moment, first)
+    def _position_pointer(self, site: Site) -> int:
+        """Where mu stands during the update."""
+        if site.home is not None:
+            return site.home.data_ptr()
+        return self._aside[id(site)] if site.position is None else site.position.data_ptr()
 
     def _launch_update(
         self, table: Table, key: tuple[Any, ...], moment: Moment, clip: Tensor | None
     ) -> None:
-        param, grad, side, limit, hessian, glass, measuring, maximize = key[1:]
+        param, grad, side, limit, hessian, glass, measuring, maximize = key[1:9]
         state = state_dtype(table.params[0])
-        build = self._fill_configs(table, moment.rates)
+        build = _fill_configs(table, moment.rates)
         device_table = table.on_device()
         tk.update_kernel[(table.num_chunks,)](
             device_table,
@@ -265,9 +308,24 @@ class TritonBackend:
             LOW=param != state,
             PERMUTED=table.permuted,
             ALIGNED=table.aligned,
-            BLOCK=BLOCK,
+            EVEN=table.even,
+            BLOCK=table.block,
             num_warps=_WARPS,
         )
+
+
+def _fill_configs(table: Table, rates: Mapping[Site, Rates]) -> Build:
+    """Give each site a row of numbers, one for all that share rates; returns their maker.
+
+    The maker asks one site a row, so that it can be asked again at a later step.
+    """
+    rows: dict[int, int] = {}
+    table.host[tk.CONFIG.value] = [
+        rows.setdefault(id(rates[site]), len(rows)) for site in table.sites
+    ]
+    by_rates = {id(rates[site]): site for site in table.sites}
+    first = [by_rates[key] for key in rows]
+    return lambda moment: _numbers(moment, first)
 
 
 def _is_supported(site: Site) -> bool:
@@ -278,6 +336,32 @@ def _is_supported(site: Site) -> bool:
         if isinstance(value, Tensor) and value.dim() == here.dim() and value.dim() > 0
     )
     return is_dense(here) and laid_out_alike and len(memory_order(site)[1]) <= tk.DIMS
+
+
+def _is_swappable(site: Site) -> bool:
+    """Whether the parameter may point at other memory while gradients are taken.
+
+    That saves copying: nothing has to be moved to reach the probe center. Not for low precision
+    (nu has another dtype), for shards (FSDP keeps views of them), or for a parameter that is
+    part of a larger buffer, as the weights of a cuDNN RNN are: something may rely on it.
+    """
+    param = site.param
+    if site.low_precision or is_dtensor(param) or param.device.type != "cuda":
+        return False
+    return param.untyped_storage().nbytes() == param.numel() * param.element_size()
+
+
+def _point(sites: Sequence[Site], places: Sequence[Tensor]) -> None:
+    """Make parameters point at other memory, visibly to whoever watches their versions."""
+    for site, place in zip(sites, places, strict=True):
+        site.param.data = place
+    torch.autograd.graph.increment_version([site.param for site in sites])
+
+
+def _go_home(sites: Sequence[Site]) -> None:
+    _point(sites, [site.home for site in sites if site.home is not None])
+    for site in sites:
+        site.home = None
 
 
 def _laid_out(grad: Tensor | None, param: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -295,7 +379,8 @@ def _short_key(job: Job) -> tuple[Any, ...]:
     side = site.plus if site.plus is not None else site.minus
     side_dtype = None if side is None else side.dtype
     assert site.param.grad is not None
-    return (id(job.rates), job.measuring, site.param.dtype, site.param.grad.dtype, side_dtype)
+    dtypes = (site.param.dtype, site.param.grad.dtype, side_dtype)
+    return (id(job.rates), job.measuring, *dtypes, site.home is None, site.numel % 4 == 0)
 
 
 def _update_key(job: Job) -> tuple[Any, ...]:
@@ -308,7 +393,8 @@ def _update_key(job: Job) -> tuple[Any, ...]:
     side_dtype = site.param.dtype if side is None else side.dtype
     maximize = site.group["maximize"]
     terms = (r.limit, r.hessian, r.glass, job.measuring, maximize)
-    return ("update", site.param.dtype, grad, side_dtype, *terms)
+    layout = (site.home is None, site.numel % 4 == 0)
+    return ("update", site.param.dtype, grad, side_dtype, *terms, *layout)
 
 
 def _numbers(moment: Moment, sites: Sequence[Site]) -> np.ndarray:

@@ -34,6 +34,36 @@ class Moment(NamedTuple):
 Build = Callable[[Moment], np.ndarray]
 
 
+class _PinnedRing:
+    """Pinned memory for copies to the device, used in turn.
+
+    A fresh pinned allocation can cost as much as a whole update; a slot is reused once the copy
+    out of it, 64 copies ago, is over.
+    """
+
+    def __init__(self, slots: int = 64) -> None:
+        self._slots: list[tuple[Tensor, torch.cuda.Event] | None] = [None] * slots
+        self._next = 0
+
+    def copy_(self, target: Tensor, source: Tensor) -> None:
+        """Copy a small CPU tensor to the device without waiting for it."""
+        slot, nbytes = self._slots[self._next], source.nbytes
+        if slot is None or slot[0].numel() < nbytes:
+            size = max(1024, 1 << (nbytes - 1).bit_length())
+            slot = (torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
+            self._slots[self._next] = slot
+        elif not slot[1].query():
+            slot[1].synchronize()
+        self._next = (self._next + 1) % len(self._slots)
+        staged = slot[0][:nbytes].view(source.dtype).view(source.shape)
+        staged.copy_(source)
+        target.copy_(staged, non_blocking=True)
+        slot[1].record(torch.cuda.current_stream(target.device))
+
+
+_RING = _PinnedRing()
+
+
 class Sender:
     """Sends everything at once, without waiting for the device."""
 
@@ -42,7 +72,9 @@ class Sender:
         host = torch.from_numpy(array)
         if device.type != "cuda":
             return host.clone()
-        return host.pin_memory().to(device, non_blocking=True)
+        target = torch.empty(array.shape, dtype=host.dtype, device=device)
+        _RING.copy_(target, host)
+        return target
 
     def numbers(self, build: Build, moment: Moment, device: torch.device) -> Tensor:
         """The numbers of this step."""
@@ -105,4 +137,4 @@ class Recorder(Sender):
         """Refresh all numbers, without waiting for the device."""
         moment = Moment(draw, rates)
         for tensor, build in self._numbers:
-            tensor.copy_(torch.from_numpy(build(moment)).pin_memory(), non_blocking=True)
+            _RING.copy_(tensor, torch.from_numpy(build(moment)))

@@ -19,7 +19,10 @@ from .recording import Rehearsal, Sender
 
 __all__ = ["Table", "conformed", "is_dense", "memory_order"]
 
-BLOCK = 1024
+# Elements a program works on. An update has 14 streams, and one vector a thread of each keeps its
+# registers few enough; a move has 2.
+MOVE_BLOCK = 1024
+UPDATE_BLOCK = 512
 _STATE_ROWS = (
     ("probe_center", int(tk.CENTER.value)),
     ("position", int(tk.MASTER.value)),
@@ -77,9 +80,15 @@ def memory_order(site: Site) -> tuple[int, list[int], list[int]]:
 class Table:
     """The launch table of a list of sites that share dtypes and kind of layout."""
 
-    def __init__(self, sites: Sequence[Site], sender: Sender):
+    def __init__(self, sites: Sequence[Site], sender: Sender, *, moving: bool):
         self.sites = list(sites)
         self._sender = sender
+        self._moving = moving
+        self.block = MOVE_BLOCK if moving else UPDATE_BLOCK
+        groups = list({id(site.group): site for site in sites}.values())
+        ordinals = {id(site.group): i for i, site in enumerate(groups)}
+        self.one_per_group = groups
+        self.group_column = [ordinals[id(site.group)] for site in sites]
         self.params = [local(site.param) for site in sites]
         self.strides = [param.stride() for param in self.params]
         self.device = self.params[0].device
@@ -87,7 +96,7 @@ class Table:
         self.permuted = False
         for i, site in enumerate(sites):
             self._describe(i, site)
-        chunks = -(-self.host[tk.NUMEL.value] // BLOCK)
+        chunks = -(-self.host[tk.NUMEL.value] // self.block)
         owners = np.repeat(np.arange(len(sites), dtype=np.int32), chunks)
         within = np.concatenate([np.arange(count, dtype=np.int32) for count in chunks])
         self.chunk_tensor = sender.table(owners, self.device)
@@ -97,6 +106,7 @@ class Table:
         sizes = -(-self.host[tk.NUMEL.value] // 4) * 4
         self.aside_offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self.aside_size = int(sizes.sum())
+        self.even = bool((self.host[tk.NUMEL.value] % 4 == 0).all())
         self._terms: list[int] = []
         self._pointers: list[tuple[int, list[Callable[[], int]]]] = []
         self._sent: Tensor | None = None
@@ -122,7 +132,7 @@ class Table:
         if terms != self._terms:
             self._terms = terms
             self._pointers = [(tk.PARAM.value, [_pointer_of(site.param) for site in self.sites])]
-            for name, row in _STATE_ROWS:
+            for name, row in _STATE_ROWS[: 2 if self._moving else None]:
                 there = [_pointer_of(site.state.get(name)) for site in self.sites]
                 self._pointers.append((row, there))
         for row, pointers in self._pointers:

@@ -123,23 +123,28 @@ def _signs(table, numbers, n, t, start, within, PERMUTED: tl.constexpr, dtype: t
 
 
 @triton.jit
-def _chunk(table, chunk_tensor, chunk_index, n, BLOCK: tl.constexpr):
-    """This program's tensor, first element, offsets within the chunk, and which of them exist."""
+def _chunk(table, chunk_tensor, chunk_index, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's tensor, first element, offsets within the chunk, and which of them exist.
+
+    EVEN: all sizes are multiples of 4, so that the mask allows loads of four elements at once.
+    """
     pid = tl.program_id(0)
     t = tl.load(chunk_tensor + pid)
     start = tl.load(chunk_index + pid).to(tl.int64) * BLOCK
     within = tl.arange(0, BLOCK)
     left = tl.load(table + NUMEL * n + t) - start
+    if EVEN:
+        left = tl.multiple_of(left, 4)
     return t, start, within, within < left
 
 
 @triton.jit
 def _address(table, n, t, row, start, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     """Where this chunk of a tensor begins."""
-    address = tl.load(table + row * n + t)
+    pointer = tl.load(table + row * n + t).to(tl.pointer_type(dtype))
     if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(dtype)) + start
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer + start
 
 
 @triton.jit
@@ -175,10 +180,11 @@ def move_kernel(
     LOW: tl.constexpr,
     PERMUTED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Send every parameter to a probe point or back; departing, take its position aside."""
-    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, BLOCK)
+    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, EVEN, BLOCK)
     param = _address(table, n, t, PARAM, start, P, ALIGNED) + within
     position = _address(table, n, t, POSITION, start, S, ALIGNED) + within
     if DEPART:
@@ -241,10 +247,11 @@ def update_kernel(
     LOW: tl.constexpr,
     PERMUTED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Averages, step, position and probe center of every element, in one pass."""
-    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, BLOCK)
+    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, EVEN, BLOCK)
     config = tl.load(table + CONFIG * n + t)
     eps = _number(numbers, config, EPS, S)
 
@@ -348,13 +355,15 @@ def update_kernel(
     tl.store(_address(table, n, t, PARAM, start, P, ALIGNED) + within, new_mu.to(P), mask=mask)
     if LOW:
         tl.store(_address(table, n, t, MASTER, start, S, ALIGNED) + within, new_mu, mask=mask)
-    tl.store(center, new_nu, mask=mask & ok)
-    tl.store(avg_at, avg, mask=mask & ok)
-    tl.store(sq_at, sq, mask=mask & ok)
+    tl.store(avg_at, tl.where(ok, avg, old_avg), mask=mask)
+    tl.store(sq_at, tl.where(ok, sq, old_sq), mask=mask)
+    # Whole vectors are stored; the old nu is read only where some coordinate must keep it.
     bad = tl.sum((mask & (ok == 0)).to(tl.int32), axis=0)
     if bad > 0:
+        new_nu = tl.where(ok, new_nu, tl.load(center, mask=mask))
         counter = tl.load(table + SKIPPED * n + t).to(tl.pointer_type(tl.int64))
         tl.atomic_add(counter, bad.to(tl.int64))
+    tl.store(center, new_nu, mask=mask)
 
 
 @triton.jit
@@ -367,10 +376,11 @@ def square_sum_kernel(
     G: tl.constexpr,
     S: tl.constexpr,
     ALIGNED: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Sum of squares of the finite gradient entries of each chunk, for the clip norm."""
-    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, BLOCK)
+    t, start, within, mask = _chunk(table, chunk_tensor, chunk_index, n, EVEN, BLOCK)
     grad = tl.load(
         _address(table, n, t, GRAD, start, G, ALIGNED) + within, mask=mask, other=0.0
     ).to(S)
