@@ -8,6 +8,7 @@ last one, at the center, leaves its mark on them.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,10 @@ from torch.nn.modules.module import (
 )
 
 from .kernels import Backend, Backends, Job, Round
-from .layout import local, reshard
+from .layout import check_seen, devices_of, local, recover, reshard
 from .scaling import clip_factors
 from .site import Draw, Site
+from .warning import user_stacklevel
 
 __all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState"]
 
@@ -79,7 +81,7 @@ class BufferWatch:
     """
 
     def __init__(self) -> None:
-        self._versions: dict[int, list[int]] = {}
+        self._versions: dict[int, list[tuple[int, int]]] = {}
         self._changed: set[str] = set()
         self._handles = [
             register_module_forward_pre_hook(self._before),
@@ -94,8 +96,8 @@ class BufferWatch:
             self._changed.add(type(module).__name__)
 
     @staticmethod
-    def _marks(module: nn.Module) -> list[int]:
-        return [b._version for b in module._buffers.values() if b is not None]
+    def _marks(module: nn.Module) -> list[tuple[int, int]]:
+        return [(id(b), b._version) for b in module._buffers.values() if b is not None]
 
     def stop(self) -> None:
         """Stop watching, and warn of what was seen."""
@@ -106,7 +108,7 @@ class BufferWatch:
                 f"the probes also updated buffers of {', '.join(sorted(self._changed))}: "
                 "construct Alice(..., model=model) to guard them",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=user_stacklevel(),
             )
 
 
@@ -119,9 +121,21 @@ def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
         one = torch.ones((), dtype=torch.float32, device=mine.device)
         scale: Tensor = scaler.scale(one)
         return mine.to(torch.promote_types(mine.dtype, torch.float32)) / scale
+    return mine.clone() if _is_lent(grad) else mine
+
+
+def _is_lent(grad: Tensor) -> bool:
+    """Whether the gradient's memory may be written again by whoever else holds it.
+
+    Autograd hands over fresh memory that nobody else refers to. Lent are a part of a larger
+    buffer, a tensor that some variable still names, and, in distributed training, anything: DDP's
+    gradients may be views of buckets.
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return mine.clone()  # DDP's gradients may be views of buckets it will fill again
-    return mine
+        return True
+    # References here: the caller's variable, two parameters named grad, and getrefcount's own.
+    named_elsewhere = sys.getrefcount(grad) > 4
+    return named_elsewhere or grad.untyped_storage().nbytes() != grad.nbytes
 
 
 @dataclass
@@ -146,7 +160,9 @@ class Probe:
     _divided: list[tuple[Backend, list[Site]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._random = self.random or RandomState(site.param.device for site in self.sites)
+        self._random = self.random or RandomState(
+            device for site in self.sites for device in devices_of(site.param)
+        )
         self._buffers = BufferGuard(self.model)
         self._divided = list(self.backends.split(self.sites))
 
@@ -161,6 +177,7 @@ class Probe:
             self._random.restore()
             self._buffers.restore()
         self._go(round_name)
+        check_seen((site.param for site in self.sites), self.model)
         for site in self.sites:
             site.param.grad = None
 
@@ -178,8 +195,7 @@ class Probe:
         """Put the parameters back at mu, keeping the gradients."""
         if self.at_rest:
             return
-        if self.model is not None:
-            reshard(self.model.modules())
+        reshard(self.model)
         for backend, sites in self._divided:
             backend.rest(sites)
         self.at_rest = True
@@ -207,6 +223,7 @@ class Probe:
 
     def cancel(self) -> None:
         """Undo the excursion: parameters, buffers and random state as before, gradients None."""
+        recover(self.model)
         self.settle()
         self._random.restore()
         self._buffers.restore()
@@ -215,11 +232,11 @@ class Probe:
 
     @torch.no_grad()
     def _go(self, round_name: Round) -> None:
-        if self.model is not None:
-            reshard(self.model.modules())
+        reshard(self.model)
+        # Said first, so that a move that fails half-way is undone.
+        departing, self.at_rest = self.at_rest, False
         for backend, sites in self._divided:
-            if self.at_rest:
+            if departing:
                 backend.depart(sites, round_name, self.draw)
             else:
                 backend.move(sites, round_name, self.draw)
-        self.at_rest = False

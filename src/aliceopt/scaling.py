@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from .kernels import Backend
 from .layout import local
 from .site import Site
 
-__all__ = ["clip_factors", "poison_center_", "unscale_"]
+if TYPE_CHECKING:
+    from .probe import Probe
+
+__all__ = ["check_scaler", "clip_factors", "poison_center_", "refuse_scaled", "unscale_"]
 
 
 def clip_factors(
@@ -35,14 +40,44 @@ def poison_center_(sites: Iterable[Site]) -> None:
     """Make a GradScaler, which looks at ``.grad`` only, see an overflow on either side."""
     for site in sites:
         grad = site.param.grad
-        if grad is not None and site.plus is not None and site.minus is not None:
-            finite = torch.isfinite(site.plus).all() & torch.isfinite(site.minus).all()
-            mine = local(grad)
-            mine.copy_(torch.where(finite, mine, float("nan")))
+        for side in (site.plus, site.minus):
+            if grad is not None and side is not None:
+                mine = local(grad)
+                mine.copy_(torch.where(torch.isfinite(side).all(), mine, float("nan")))
 
 
-def unscale_(params: Iterable[Tensor], scale: Tensor | None) -> None:
-    """Divide every ``.grad`` by the loss scale; None means that was done already."""
-    for param in params:
-        if scale is not None and param.grad is not None:
-            local(param.grad).div_(scale.to(local(param.grad).device))
+def unscale_(sites: Iterable[Site], scale: Tensor | None) -> None:
+    """Divide every center gradient by the loss scale; None means that was done already.
+
+    The quotient of a half-precision gradient is kept in float32, since it may be too small for
+    ``.grad``.
+    """
+    for site in sites:
+        if scale is not None and site.param.grad is not None:
+            mine = local(site.param.grad)
+            factor = scale.to(mine.device)
+            if site.low_precision:
+                site.unscaled = mine.to(torch.float32) / factor
+            mine.div_(factor)
+
+
+def refuse_scaled(optimizer: Optimizer, message: str) -> NoReturn:
+    """Raise, after taking back what GradScaler.step set and will not get to remove."""
+    for name in ("found_inf", "grad_scale"):
+        optimizer.__dict__.pop(name, None)
+    raise RuntimeError(message)
+
+
+def check_scaler(optimizer: Optimizer, probe: Probe | None, *, scaled: bool) -> None:
+    """All gradients of a step must have met the same GradScaler, or none."""
+    if scaled and probe is not None and probe.full and probe.scaler is None:
+        refuse_scaled(
+            optimizer,
+            "the loop ran without its scaler, so the probes' gradients are still scaled: "
+            "use optimizer.evaluations(scaler=scaler)",
+        )
+    if not scaled and probe is not None and probe.scaler is not None:
+        raise RuntimeError(
+            "the loop ran with a GradScaler, so .grad is still scaled: call "
+            "scaler.step(optimizer) instead of optimizer.step()"
+        )

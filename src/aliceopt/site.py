@@ -47,6 +47,7 @@ class Site:
     rates: Rates | None = None
     plus: Tensor | None = None
     minus: Tensor | None = None
+    unscaled: Tensor | None = None
 
     @classmethod
     def of(cls, param: nn.Parameter, index: int, group: dict[str, Any]) -> Site:
@@ -58,7 +59,7 @@ class Site:
     def reset(self) -> None:
         """Forget the last excursion."""
         self.radius = 0.0
-        self.position = self.home = self.plus = self.minus = None
+        self.position = self.home = self.plus = self.minus = self.unscaled = None
 
     @property
     def center(self) -> Tensor:
@@ -68,6 +69,19 @@ class Site:
             return local(nu)
         assert self.position is not None
         return self.position
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient at the center: ``.grad``, or what a loss scale left of it in float32."""
+        if self.unscaled is not None:
+            return self.unscaled
+        assert self.param.grad is not None
+        return self.param.grad
+
+    @property
+    def ready(self) -> bool:
+        """Whether the state has what a move needs."""
+        return "probe_center" in self.state and (not self.low_precision or "position" in self.state)
 
     @property
     def low_precision(self) -> bool:
@@ -108,25 +122,26 @@ def position_of(site: Site) -> Tensor:
 
 
 def displaced(site: Site, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the parameter really stands at the two probes, in its own dtype.
+    """Where the parameter really stands at the two probes: ``nu + d t`` and ``nu - d t``.
 
-    In full precision ``nu + lambda t`` and ``nu - lambda t``. In bf16 or fp16 both are rounded,
-    and a pair that is not symmetric about the rounded center would make a quadratic look like
-    glass: the minus side therefore mirrors the plus side as it came out.
+    ``d`` is the probe radius or, in bf16 and fp16, the `realised_radius`; ``nu`` is then rounded.
     """
-    center = site.center
-    if not site.low_precision:
-        return center + site.radius * signs, center - site.radius * signs
-    dtype = site.param.dtype
-    center = center.to(dtype).to(center.dtype)
-    plus = (center + site.radius * signs).to(dtype)
-    return plus, (2 * center - plus.to(center.dtype)).to(dtype)
+    center, radius = site.center, realised_radius(site, fall_back=False)
+    if site.low_precision:
+        center = center.to(site.param.dtype).to(center.dtype)
+    return center + radius * signs, center - radius * signs
 
 
-def realised_radius(site: Site, signs: Tensor) -> float | Tensor:
-    """Half the distance between the two probes; where it rounded to zero, the nominal radius."""
+def realised_radius(site: Site, *, fall_back: bool = True) -> float | Tensor:
+    """How far a probe really goes from the center, in every coordinate.
+
+    Low precision rounds. Were the two sides rounded separately, a quadratic would look like glass
+    wherever they came out unequal. So the radius is rounded once, on the side away from zero: the
+    grid there is the coarser one, and what fits on it fits on the other side too. Where it rounds
+    to zero nothing is displaced, and ``fall_back`` gives the nominal radius to divide by.
+    """
     if not site.low_precision:
         return site.radius
-    plus, minus = (x.to(state_dtype(site.param)) for x in displaced(site, signs))
-    half = ((plus - minus) / 2).abs()
-    return torch.where(half > 0, half, site.radius)
+    size = site.center.to(site.param.dtype).to(site.center.dtype).abs()
+    radius = (size + site.radius).to(site.param.dtype).to(size.dtype) - size
+    return torch.where(radius > 0, radius, site.radius) if fall_back else radius

@@ -33,9 +33,10 @@ __all__ = ["averages", "count_", "fit_", "jobs_of", "rates"]
 State = dict[str, Any]
 
 
-def _fits(state: State, group: dict[str, Any]) -> bool:
+def _fits(site: Site) -> bool:
+    state, group = site.state, site.group
     return (
-        bool(state)
+        site.ready
         and (not group["glass"] or "glass_density" in state)
         and (group["hessian"] == "none" or "hess" in state)
     )
@@ -48,7 +49,7 @@ def fit_(site: Site) -> None:
     share one weight.
     """
     state, param, group = site.state, site.param, site.group
-    if _fits(state, group):
+    if _fits(site):
         return
     dtype = state_dtype(param)
     if not state:
@@ -59,8 +60,8 @@ def fit_(site: Site) -> None:
         local(state["probe_center"]).copy_(site.position)
         state["grad_avg"] = torch.zeros_like(param.detach(), dtype=dtype)
         state["grad_sq"] = torch.zeros_like(param.detach(), dtype=dtype)
-        if param.dtype != dtype:
-            state["position"] = torch.zeros_like(param.detach(), dtype=dtype)
+    if site.low_precision and "position" not in state:
+        state["position"] = torch.zeros_like(param.detach(), dtype=dtype)
     wanted = {"glass_density": group["glass"], "hess": group["hessian"] != "none"}
     if any(on and name not in state for name, on in wanted.items()):
         state["topography_weight"].zero_()

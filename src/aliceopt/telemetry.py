@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .layout import sum_over_shards
+from .layout import reshard, sum_over_shards
 from .site import Site
 from .state import averages, rates
 from .step import anatomy, bounded_step
@@ -96,8 +96,12 @@ def measure(optimizer: Alice, sites: Sequence[Site], *, depth: int) -> Telemetry
 def _names(optimizer: Alice) -> dict[Tensor, str]:
     """Names given with the parameters, else those the model has for them."""
     names: dict[Tensor, str] = {}
-    if isinstance(optimizer.model, nn.Module):
-        names.update({p: name for name, p in optimizer.model.named_parameters()})
+    model = optimizer.model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    if isinstance(model, nn.Module):
+        reshard(model)  # an unsharded FSDP2 module has other parameters
+        names.update({p: name for name, p in model.named_parameters()})
     for group in optimizer.param_groups:
         names.update(zip(group["params"], group.get("param_names", ()), strict=False))
     return names
@@ -117,9 +121,10 @@ def _sums(site: Site) -> Tensor:
     if parts.newton is None:
         upper = zero + step.numel()
     else:
-        at_upper = (parts.newton >= parts.upper) & (parts.upper > 0)
+        moving = parts.grad != 0
+        at_upper = (parts.newton >= parts.upper) & moving
         upper = at_upper.sum()
-        lower = ((parts.newton <= parts.lower) & (parts.lower > 0) & ~at_upper).sum()
+        lower = ((parts.newton <= parts.lower) & moving & ~at_upper).sum()
         assert parts.total_curvature is not None
         h = est.hess if est.hess is not None else zero
         share = (1 - (h + numbers.eps) / parts.total_curvature).clamp(min=0).sum()

@@ -75,7 +75,6 @@ def gradients_of(job: Job, draw: Draw, clip: Tensor | None) -> Gradients:
     """
     site = job.site
     assert site.position is not None
-    assert site.param.grad is not None
     dtype, flip = site.position.dtype, site.group["maximize"]
 
     def prepared(grad: Tensor) -> Tensor:
@@ -84,17 +83,15 @@ def gradients_of(job: Job, draw: Draw, clip: Tensor | None) -> Gradients:
             grad = grad * clip.to(dtype)
         return -grad if flip else grad
 
-    center = prepared(local(site.param.grad))
+    center = prepared(local(site.gradient))
     if not job.measuring:
         return Gradients(center)
     plus, minus = (
         torch.zeros_like(center) if side is None else prepared(side)
         for side in (site.plus, site.minus)
     )
-    if job.rates.hessian != "signed" and not site.low_precision:
-        return Gradients(center, plus, minus, site.radius)
-    signs = site.signs(draw)
-    return Gradients(center, plus, minus, realised_radius(site, signs), signs)
+    signs = site.signs(draw) if job.rates.hessian == "signed" else None
+    return Gradients(center, plus, minus, realised_radius(site), signs)
 
 
 def sum_dtype(sites: Sequence[Site]) -> torch.dtype:
@@ -126,15 +123,15 @@ class EagerBackend:
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions."""
         for site in sites:
-            assert site.position is not None
-            local(site.param).copy_(site.position)
+            if site.position is not None:
+                local(site.param).copy_(site.position)
 
     def square_sum(self, sites: Sequence[Site]) -> Tensor:
         """Sum of squares of all finite entries of ``.grad``, over all shards."""
         total = torch.zeros((), dtype=sum_dtype(sites), device=local(sites[0].param).device)
         for site in sites:
             if site.param.grad is not None:
-                g = local(site.param.grad).to(state_dtype(site.param))
+                g = local(site.gradient).to(state_dtype(site.param))
                 square = torch.where(torch.isfinite(g), g, 0.0).square().sum()
                 total += sum_over_shards(square, site.param).to(total.dtype)
         return total

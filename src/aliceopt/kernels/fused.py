@@ -99,7 +99,7 @@ class TritonBackend:
             for _, table in known:
                 table.refresh()
             return known, []
-        others = [s for s in sites if s.position is not None or not s.state or not self._can(s)]
+        others = [s for s in sites if s.position is not None or not s.ready or not self._can(s)]
         left_out = set(map(id, others))
         groups: dict[tuple[Any, ...], list[Site]] = {}
         for site in sites:
@@ -195,7 +195,7 @@ class TritonBackend:
         for site in plain:
             if site.param.grad is not None and site.numel:
                 even = site.numel % 4 == 0
-                key = ("square", site.param.dtype, site.param.grad.dtype, even)
+                key = ("square", site.param.dtype, site.gradient.dtype, even)
                 groups.setdefault(key, []).append(site)
         for key, there in groups.items():
             total += self._square_sum(self._table(key, there))
@@ -203,7 +203,7 @@ class TritonBackend:
 
     def _square_sum(self, table: Table) -> Tensor:
         made = [
-            _laid_out(site.param.grad, param, strides)
+            _laid_out(site.gradient, param, strides)
             for site, param, strides in zip(table.sites, table.params, table.strides, strict=True)
         ]
         table.host[tk.GRAD.value] = [grad.data_ptr() for grad in made]
@@ -255,7 +255,7 @@ class TritonBackend:
     def _fill_gradients(self, table: Table, jobs: list[Job]) -> list[Tensor]:
         """Addresses of gradients, positions and counters; the tensors behind them are returned."""
         centers = [
-            _laid_out(job.site.param.grad, param, strides)
+            _laid_out(job.site.gradient, param, strides)
             for job, param, strides in zip(jobs, table.params, table.strides, strict=True)
         ]
         kept = list(centers)
@@ -378,16 +378,14 @@ def _short_key(job: Job) -> tuple[Any, ...]:
     site = job.site
     side = site.plus if site.plus is not None else site.minus
     side_dtype = None if side is None else side.dtype
-    assert site.param.grad is not None
-    dtypes = (site.param.dtype, site.param.grad.dtype, side_dtype)
+    dtypes = (site.param.dtype, site.gradient.dtype, side_dtype)
     return (id(job.rates), job.measuring, *dtypes, site.home is None, site.numel % 4 == 0)
 
 
 def _update_key(job: Job) -> tuple[Any, ...]:
     """What an update kernel is compiled for."""
     site, r = job.site, job.rates
-    assert site.param.grad is not None
-    grad = site.param.grad.dtype
+    grad = site.gradient.dtype
     side = site.plus if site.plus is not None else site.minus
     # A missing side is made of zeros, in the parameter's dtype.
     side_dtype = site.param.dtype if side is None else side.dtype

@@ -154,16 +154,11 @@ def _number(numbers, config, column, dtype: tl.constexpr):
 
 
 @triton.jit
-def _probes(nu, radius, signs, P: tl.constexpr, S: tl.constexpr, LOW: tl.constexpr):
-    """Where the parameter stands on the two sides, as `aliceopt.site.displaced`."""
-    if LOW:
-        center = nu.to(P).to(S)
-        plus = (center + radius * signs).to(P).to(S)
-        minus = (2 * center - plus).to(P).to(S)
-    else:
-        plus = nu + radius * signs
-        minus = nu - radius * signs
-    return plus, minus
+def _realised(nu, radius, P: tl.constexpr, S: tl.constexpr):
+    """The rounded center and radius of low precision, as `aliceopt.site.realised_radius`."""
+    center = nu.to(P).to(S)
+    size = tl.abs(center)
+    return center, (size + radius).to(P).to(S) - size
 
 
 @triton.jit
@@ -202,8 +197,12 @@ def move_kernel(
             radius = _number(numbers, tl.load(table + CONFIG * n + t), RADIUS, S)
             if radius > 0:
                 signs = _signs(table, numbers, n, t, start, within, PERMUTED, S)
-                plus, minus = _probes(goal, radius, signs, P, S, LOW)
-                goal = plus if GOAL == TO_PLUS else minus
+                if LOW:
+                    goal, length = _realised(goal, radius, P, S)
+                    away = length * signs
+                else:
+                    away = radius * signs
+                goal = goal + away if GOAL == TO_PLUS else goal - away
     tl.store(param, goal.to(P), mask=mask)
 
 
@@ -284,11 +283,9 @@ def update_kernel(
         minus = _gradient(table, n, t, MINUS, start, within, mask, factor, SIDE, S, ALIGNED)
         ok = ok & _finite(plus) & _finite(minus)
         if LOW:
-            signs = _signs(table, numbers, n, t, start, within, PERMUTED, S)
             nu = tl.load(center, mask=mask)
-            right, left = _probes(nu, radius, signs, P, S, LOW)
-            half = tl.abs((right - left) / 2)
-            inverse = 1 / tl.where(half > 0, half, radius)
+            _, length = _realised(nu, radius, P, S)
+            inverse = 1 / tl.where(length > 0, length, radius)
         else:
             inverse = 1 / radius
         if USE_GLASS:
@@ -303,9 +300,7 @@ def update_kernel(
             if HESSIAN == RMS:
                 x = x * x
             if HESSIAN == SIGNED:
-                if not LOW:
-                    signs = _signs(table, numbers, n, t, start, within, PERMUTED, S)
-                x = x * signs
+                x = x * _signs(table, numbers, n, t, start, within, PERMUTED, S)
             h = tl.where(ok, bt * h + (1 - bt) * x, h)
             tl.store(hess_at, h, mask=mask)
 
