@@ -2,7 +2,8 @@
 
 from . import theory
 from .alice import Alice
+from .capture import CapturedStep, capture
 
-__all__ = ["Alice", "theory"]
+__all__ = ["Alice", "CapturedStep", "capture", "theory"]
 
 __version__ = "0.1.0"

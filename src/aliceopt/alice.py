@@ -15,24 +15,28 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from . import checkpoint
-from .layout import local, reshard
+from .capture import CapturedStep
+from .kernels import IMPLEMENTATIONS, Backends, Job
+from .layout import check_seen, reshard
 from .options import (
+    OPTIONS,
     SHARED,
-    check_gradients,
+    check_choice,
     check_group,
+    check_model,
     check_parameter,
     has_curvature,
+    prepare_gradients_,
     probe_radius,
 )
-from .probe import BufferWatch, Probe, Site
-from .scaling import clip_factors, poison_center_, unscale_
-from .state import position_of, update_site
+from .probe import BufferWatch, Probe
+from .scaling import check_scaler, poison_center_, refuse_scaled, unscale_
+from .site import Draw, Site, position_of
+from .state import count_, jobs_of
 from .telemetry import Telemetry, measure
-from .topography import Rates
+from .warning import user_stacklevel
 
 __all__ = ["Alice"]
-
-_IMPLEMENTATIONS = ("auto", "eager")
 
 
 class Alice(Optimizer):
@@ -76,7 +80,7 @@ class Alice(Optimizer):
         seed: of the probe directions; torch's random state is not used.
         model: the module whose buffers (BatchNorm statistics, counters) must not notice the
             probes; required for FSDP2.
-        implementation: "auto" or "eager".
+        implementation: "auto", "triton", "compiled" or "eager"; all compute the same.
     """
 
     # torch.amp.GradScaler then leaves the skipping to `step`, which can say what is wrong.
@@ -105,12 +109,8 @@ class Alice(Optimizer):
         model: nn.Module | None = None,
         implementation: str = "auto",
     ):
-        if implementation not in _IMPLEMENTATIONS:
-            raise ValueError(
-                f"implementation must be one of {_IMPLEMENTATIONS}, got {implementation!r}"
-            )
-        if model is not None and not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        check_choice("implementation", implementation, IMPLEMENTATIONS)
+        check_model(model)
         defaults = {
             "lr": lr,
             "lr_min": lr_min,
@@ -127,16 +127,14 @@ class Alice(Optimizer):
             "quick_steps": quick_steps,
             "seed": seed,
             "max_grad_norm": max_grad_norm,
-            "cadence": 0,
-            "full_count": 0,
-            "quick_count": 0,
+            **dict.fromkeys(("cadence", "full_count", "quick_count"), 0),
         }
         self.model = model
         self.implementation = implementation
+        self._backends = Backends(implementation)
         self._probe: Probe | None = None
         self._warned: set[str] = set()
-        self._skipped: dict[Tensor, Tensor] = {}
-        self._last_rates: dict[Tensor, Rates] = {}
+        self._sites: list[Site] = []
         super().__init__(params, defaults)
 
     # ---- groups -------------------------------------------------------------------------------
@@ -144,9 +142,11 @@ class Alice(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, also in mid-training; per-optimizer options cannot differ by group."""
         self._drop_probe()
+        self._sites = []
         shared = self.param_groups[0] if self.param_groups else self.defaults
         for name in SHARED:
-            if param_group.get(name, shared[name]) != shared[name]:
+            value = param_group.get(name, shared[name])
+            if value is not shared[name] and value != shared[name]:
                 raise ValueError(
                     f"{name} is one for the whole optimizer ({shared[name]!r}); a group cannot "
                     f"set it, got {param_group[name]!r}"
@@ -161,6 +161,8 @@ class Alice(Optimizer):
                 label = repr(names[i]) if names else f"parameter {i}"
                 where = f"{label} of group {len(self.param_groups) - 1}"
                 check_parameter(param, where, model=self.model)
+            reshard(self.model)
+            check_seen(group["params"], self.model)
         except ValueError:
             del self.param_groups[-1]
             raise
@@ -189,49 +191,36 @@ class Alice(Optimizer):
         scaled = hasattr(self, "found_inf")  # set by GradScaler.step around its call
         if closure is not None:
             if scaled:
-                raise RuntimeError(
+                refuse_scaled(
+                    self,
                     "GradScaler.step(optimizer, closure) would hand Alice scaled gradients: loop "
-                    "over optimizer.evaluations(scaler=scaler), then scaler.step(optimizer)"
+                    "over optimizer.evaluations(scaler=scaler), then scaler.step(optimizer)",
                 )
             self._drop_probe()
-            loss = None
-            with (
-                contextlib.closing(self._rounds(None, settle=False)) as rounds,
-                torch.enable_grad(),
-            ):
-                for _ in rounds:
-                    loss = closure()
-            self._apply()
-            return loss
+            if isinstance(closure, CapturedStep):
+                return closure.replay()
+            return self._step_with(closure)
         if self._probe is not None and not self._probe.finished:
             self._drop_probe()
-        self._check_scaler(scaled)
-        if scaled and self._overflowed():
+        check_scaler(self, self._probe, scaled=scaled)
+        if scaled and bool(self.found_inf):
             self._drop_probe()
         elif self._probe is not None or any(p.grad is not None for p in self._params()):
-            self._apply()
+            self._apply(loss_scale=getattr(self, "grad_scale", None))
         return None
 
-    def _check_scaler(self, scaled: bool) -> None:
-        """All gradients of a step must have met the same GradScaler, or none."""
-        probe = self._probe
-        if scaled and probe is not None and probe.full and probe.scaler is None:
-            raise RuntimeError(
-                "the loop ran without its scaler, so the probes' gradients are still scaled: "
-                "use optimizer.evaluations(scaler=scaler)"
-            )
-        if not scaled and probe is not None and probe.scaler is not None:
-            raise RuntimeError(
-                "the loop ran with a GradScaler, so .grad is still scaled: call "
-                "scaler.step(optimizer) instead of optimizer.step()"
-            )
-
-    def _overflowed(self) -> bool:
-        """Under a GradScaler: whether to skip this step; if not, ``.grad`` is left unscaled."""
-        overflowed = bool(self.found_inf)
-        if not overflowed:
-            unscale_(self._params(), getattr(self, "grad_scale", None))
-        return overflowed
+    def _step_with(self, closure: Callable[[], Any]) -> Any:
+        loss = None
+        rounds = self._rounds(None, settle=False)
+        try:
+            with contextlib.closing(rounds), torch.enable_grad():
+                for _ in rounds:
+                    loss = closure()
+        except BaseException:
+            self._drop_probe()
+            raise
+        self._apply()
+        return loss
 
     def evaluations(self, scaler: Any = None) -> Iterator[int]:
         """Rounds of one step: in each, run forward and backward on the *same* batch.
@@ -255,7 +244,7 @@ class Alice(Optimizer):
                         "this loop over evaluations() was given up, because step(), state_dict() "
                         "or another loop ran inside it: call optimizer.step() after the loop"
                     )
-                check_gradients(self._params())
+                prepare_gradients_(self._params())
                 probe.end(name)
             if scaler is not None:
                 poison_center_(probe.sites)
@@ -280,18 +269,34 @@ class Alice(Optimizer):
 
     def _new_probe(self, scaler: Any) -> Probe:
         full = self._full_due() and any(probe_radius(group) > 0 for group in self.param_groups)
-        sites, index = [], 0
-        for group in self.param_groups:
-            radius = probe_radius(group) if full else 0.0
-            for param in group["params"]:
-                if param.requires_grad:
-                    position = position_of(param, self.state.get(param, {}))
-                    center = self.state.get(param, {}).get("probe_center")
-                    nu = position if center is None else local(center)
-                    sites.append(Site(param, index, position, nu, radius))
-                index += 1
+        sites = [site for site in self._fresh_sites() if site.param.requires_grad]
+        if full:
+            radii = {id(group): probe_radius(group) for group in self.param_groups}
+            for site in sites:
+                site.radius = radii[id(site.group)]
+        return Probe(sites, self._draw(), full, self._backends, self.model, scaler)
+
+    def _draw(self) -> Draw:
         steps = self._shared("full_count") + self._shared("quick_count")
-        return Probe(sites, self._shared("seed"), steps, full, self.model, scaler)
+        return Draw(self._shared("seed"), steps)
+
+    def _fresh_sites(self) -> list[Site]:
+        """Every parameter's site, ready for a new excursion."""
+        for site in self._bound_sites():
+            site.reset()
+        return self._sites
+
+    def _bound_sites(self) -> list[Site]:
+        """A site for every parameter, the same from step to step, with its state."""
+        if not self._sites:
+            for group in self.param_groups:
+                for param in group["params"]:
+                    self._sites.append(Site.of(param, len(self._sites), group))
+        for site in self._sites:
+            state = self.state.get(site.param)
+            if state is not site.state:
+                site.state = {} if state is None else state
+        return self._sites
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""
@@ -309,44 +314,39 @@ class Alice(Optimizer):
     # ---- one update ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _apply(self) -> None:
+    def _apply(self, loss_scale: Tensor | None = None) -> None:
         """Turn the gradients at hand into new averages and positions, and count the step."""
-        probe = self._probe or self._plain_probe()
-        self._probe = None
-        if self.model is not None:
-            reshard(self.model.modules())
-        groups = {p: group for group in self.param_groups for p in group["params"]}
-        clip = clip_factors(self._params(), self._shared("max_grad_norm"))
-        for site in probe.sites:
-            param = site.param
-            if param.grad is not None:
-                factor = clip.get(site.position.device)
-                outcome = update_site(site, self.state[param], groups[param], probe, factor)
-                self._last_rates[param], skipped = outcome
-                self._skipped[param] = self._skipped.get(param, 0) + skipped
-            local(param).copy_(site.position)
-        self._count(probe.full)
+        probe, self._probe = self._probe, None
+        if probe is None:
+            probe = self._plain_probe()
+        reshard(self.model)
+        unscale_(probe.sites, loss_scale)
+        jobs = jobs_of(probe.sites, full=probe.full)
+        probe.update(jobs, self._shared("max_grad_norm"))
+        self._count(jobs, probe.full)
 
     def _plain_probe(self) -> Probe:
         """After a plain backward: the gradients at hand were taken at mu."""
-        check_gradients(self._params())
-        wanted = any(probe_radius(group) > 0 for group in self.param_groups)
+        prepare_gradients_(self._params())
+        wanted = any(group["lr"] > 0 and probe_radius(group) > 0 for group in self.param_groups)
         if wanted and self._shared("full_count") == 0 and "never full" not in self._warned:
             self._warned.add("never full")
             warnings.warn(
                 "no curvature has been measured: step() after a plain backward is a quick step. "
                 "Pass a closure to step(), or loop over evaluations() before it",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=user_stacklevel(),
             )
-        params = [p for p in self._params() if p.grad is not None]
-        sites = []
-        for param in params:
-            position = position_of(param, self.state.get(param, {}))
-            sites.append(Site(param, 0, position, position))
-        return Probe(sites, 0, 0, full=False)
+        sites = [site for site in self._fresh_sites() if site.param.grad is not None]
+        for site in sites:
+            site.position = position_of(site)
+        return Probe(sites, Draw(0, 0), full=False, backends=self._backends)
 
-    def _count(self, full: bool) -> None:
+    def _count(self, jobs: list[Job], full: bool) -> None:
+        for job in jobs:
+            if job.site.rates is None:  # its first update
+                self.state[job.site.param] = job.site.state
+        count_(jobs)
         cadence = self._shared("cadence")
         self._set_shared(
             # A full step that was due but could not be taken stays due.
@@ -359,15 +359,19 @@ class Alice(Optimizer):
 
     def telemetry(self, depth: int = 1) -> Telemetry:
         """What the last step did, per group and per named block; see `aliceopt.telemetry`."""
-        return measure(self, depth=depth, skipped=self._skipped, last_rates=self._last_rates)
+        return measure(self, self._bound_sites(), depth=depth)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit; puts the parameters back at mu first."""
+        self._settle()
+        return super().state_dict()
+
+    def _settle(self) -> None:
+        """Parameters at mu; what a finished loop found is kept for the step."""
         if self._probe is not None and self._probe.finished:
             self._probe.settle()
         else:
             self._drop_probe()
-        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a `state_dict`, in state precision on each parameter's device.
@@ -385,14 +389,15 @@ class Alice(Optimizer):
             after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._drop_probe()
+        self._settle()
         mine = ("model", "implementation", "_warned")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in mine}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_warned", set())
-        self._probe, self._skipped, self._last_rates = None, {}, {}
+        self._probe, self._sites = None, []
+        self._backends = Backends(self.implementation)
         for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
+            for name in OPTIONS:
+                group.setdefault(name, self.defaults[name])

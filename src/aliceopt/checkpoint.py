@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from .layout import is_dtensor
-from .state import state_dtype
+from .site import state_dtype
 
 __all__ = ["shield", "unshield"]
 
@@ -85,10 +85,16 @@ def _placed(value: Tensor, name: str, param: Tensor) -> Tensor:
     if name in _ON_CPU:
         return value.detach().to("cpu", torch.float64, copy=True)
     value = value.detach()
-    if is_dtensor(value) and not is_dtensor(param):
+    if is_dtensor(value) and _placement(value) != _placement(param):
         value = value.full_tensor()  # type: ignore[attr-defined]
-    elif is_dtensor(param) and not is_dtensor(value):
+    if is_dtensor(param) and not is_dtensor(value):
         from torch.distributed.tensor import distribute_tensor
 
-        value = distribute_tensor(value.to(param.device), param.device_mesh, param.placements)  # type: ignore[attr-defined]
-    return value.to(param.device, state_dtype(param), copy=True)
+        value = distribute_tensor(value.to(param.device), *_placement(param))
+    placed = torch.empty_like(param.detach(), dtype=state_dtype(param))
+    return placed.copy_(value)
+
+
+def _placement(tensor: Tensor) -> Any:
+    """Mesh and placements of a DTensor, else None."""
+    return (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None  # type: ignore[attr-defined]

@@ -6,13 +6,25 @@ norms need a sum over shards. Only ``Shard`` and ``Replicate`` placements are un
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Block", "block_of", "is_dtensor", "local", "reshard", "sum_over_shards"]
+__all__ = [
+    "Block",
+    "align_gradients_",
+    "block_of",
+    "check_seen",
+    "devices_of",
+    "is_dtensor",
+    "local",
+    "recover",
+    "reshard",
+    "sum_over_shards",
+]
 
 
 class Block(NamedTuple):
@@ -93,12 +105,96 @@ def sum_over_shards(value: Tensor, like: Tensor) -> Tensor:
     return value
 
 
-def reshard(modules: Iterable[nn.Module]) -> None:
-    """Drop the unsharded copies FSDP2 may hold, so that the next forward sees moved shards."""
-    if not torch.distributed.is_available():
+def align_gradients_(params: Iterable[Tensor]) -> None:
+    """Place every DTensor gradient as its parameter is.
+
+    Autograd may leave it as ``Partial`` sums, whose squares and absolute values do not add up.
+    """
+    for param in params:
+        grad: Any = param.grad
+        if grad is not None and is_dtensor(grad) and is_dtensor(param):
+            placements = param.placements  # type: ignore[attr-defined]
+            if grad.placements != placements:
+                param.grad = grad.detach().redistribute(placements=placements)
+
+
+def devices_of(param: Tensor) -> set[torch.device]:
+    """Where a parameter lies and where it is used: not the same when FSDP2 offloads to the CPU."""
+    devices = {param.device}
+    if is_dtensor(param):
+        kind: str = param.device_mesh.device_type  # type: ignore[attr-defined]
+        if kind != param.device.type:
+            devices.add(torch.device(kind, torch.get_device_module(kind).current_device()))
+    return devices
+
+
+def _fsdp_modules(model: nn.Module | None) -> Iterator[Any]:
+    if model is None or not torch.distributed.is_available():
         return
     from torch.distributed.fsdp import FSDPModule
 
-    for module in modules:
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    yield from (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _fsdp_groups(module: Any) -> list[Any]:
+    """FSDP2's own records of a module's parameters; one at most before torch 2.12."""
+    state = module._get_fsdp_state()
+    several = hasattr(state, "_fsdp_param_groups")
+    groups = state._fsdp_param_groups if several else [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def reshard(model: nn.Module | None) -> None:
+    """Drop the unsharded copies FSDP2 may hold, so that the next forward sees moved shards."""
+    for module in _fsdp_modules(model):
+        if any(group._all_gather_result is not None for group in _fsdp_groups(module)):
+            module.unshard()  # ends a gathering of the old weights, which the forward would use
+        module.reshard()
+
+
+def recover(model: nn.Module | None) -> None:
+    """Clean up FSDP2 after a forward or backward that was left half-way.
+
+    Without it a module interrupted in its forward stays unsharded, and gradients that were not
+    reduced yet turn up in the next step.
+    """
+    for module in _fsdp_modules(model):
+        _end_iteration(module)
+        for group in _fsdp_groups(module):
+            for param in group.fsdp_params:
+                param.unsharded_accumulated_grad = None
+                if hasattr(param, "_unsharded_param"):
+                    param._unsharded_param.grad = None
+
+
+def _end_iteration(module: Any) -> None:
+    if hasattr(module, "reset_iter_state"):
+        # Refused below the root, whose own covers it, and before there was any forward.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            module.reset_iter_state()
+        return
+    state = module._get_fsdp_state()  # torch 2.11 and 2.12 have no such method
+    for holder in (state, *_fsdp_groups(module)):
+        holder._training_state = type(holder._training_state).IDLE
+    state._state_ctx.iter_forward_root = None
+    state._state_ctx.post_backward_final_callback_queued = False
+
+
+def check_seen(params: Iterable[Tensor], model: nn.Module | None) -> None:
+    """Refuse parameters that a forward of ``model`` would not look at, even after `reshard`."""
+    if model is None:
+        return
+    seen = {id(param) for param in model.parameters()}
+    for param in params:
+        shape = tuple(param.shape)
+        if is_dtensor(param) and id(param) not in seen:
+            raise ValueError(
+                f"a sharded parameter of shape {shape} is not among those of model "
+                f"({type(model).__name__}), whose forward would not see it move: model must "
+                "contain the FSDP2 root; after an exception, call its reset_iter_state()"
+            )
+        if not is_dtensor(param) and param.numel() > 0 and not param.untyped_storage().size():
+            raise ValueError(
+                f"a parameter of shape {shape} was taken while its FSDP2 module was unsharded: "
+                "call reshard() on every FSDPModule, then model.parameters() again"
+            )

@@ -9,15 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layout import block_of, is_dtensor
+from .layout import align_gradients_, block_of, is_dtensor
 
 __all__ = [
+    "OPTIONS",
     "SHARED",
-    "check_gradients",
+    "check_choice",
     "check_group",
+    "check_model",
     "check_parameter",
     "has_curvature",
     "number",
+    "prepare_gradients_",
     "probe_radius",
     "step_fraction",
 ]
@@ -25,8 +28,27 @@ __all__ = [
 SHARED = ("quick_steps", "seed", "max_grad_norm", "cadence", "full_count", "quick_count")
 """Per optimizer, not per group. Kept in every group, because that is what checkpoints carry."""
 
+OPTIONS = (
+    "lr",
+    "lr_min",
+    "probe_radius",
+    "betas",
+    "eps",
+    "step_fraction",
+    "lookahead",
+    "limit",
+    "hessian",
+    "glass",
+    "weight_decay",
+    "maximize",
+    *SHARED,
+)
+"""What a group holds of Alice's, in the order of the constructor."""
+
 LIMITS = ("adam", "fixed", "sgd")
 HESSIANS = ("none", "abs", "rms", "signed")
+
+_FSDP1 = "is flattened by FullyShardedDataParallel, so its place is unknown: use FSDP2, fully_shard"
 
 
 def number(value: float | Tensor) -> float:
@@ -72,8 +94,8 @@ def check_group(group: dict[str, Any]) -> None:
     if group["max_grad_norm"] is not None:
         _check_number("max_grad_norm", group["max_grad_norm"], minimum=0.0, open_below=True)
     _check_betas(group["betas"])
-    _check_choice("limit", group["limit"], LIMITS)
-    _check_choice("hessian", group["hessian"], HESSIANS)
+    check_choice("limit", group["limit"], LIMITS)
+    check_choice("hessian", group["hessian"], HESSIANS)
     for name in ("glass", "maximize"):
         if not isinstance(group[name], bool):
             raise ValueError(f"{name} must be True or False, got {group[name]!r}")
@@ -106,7 +128,8 @@ def _check_betas(betas: Any) -> None:
             raise ValueError(rule)
 
 
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` naming the option, its value and what it may be."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
@@ -129,6 +152,11 @@ def check_parameter(param: Tensor, name: str, *, model: nn.Module | None) -> Non
         raise ValueError(f"{name} has layout {param.layout}; Alice needs dense parameters")
     if not param.is_floating_point():
         raise ValueError(f"{name} has dtype {param.dtype}; Alice needs floating-point parameters")
+    shape, strides = tuple(param.shape), param.stride()
+    if any(stride == 0 and size > 1 for stride, size in zip(strides, shape, strict=True)):
+        raise ValueError(f"{name} is expanded to {shape}, so that entries share memory: clone it")
+    if getattr(param, "_is_flat_param", False):
+        raise ValueError(f"{name} {_FSDP1}")
     if is_dtensor(param):
         block_of(param)  # refuses placements other than Shard and Replicate
         if model is None:
@@ -138,11 +166,26 @@ def check_parameter(param: Tensor, name: str, *, model: nn.Module | None) -> Non
             )
 
 
-def check_gradients(params: Iterable[Tensor]) -> None:
-    """Refuse sparse gradients."""
+def check_model(model: Any) -> None:
+    """Refuse what is no module, and FSDP1, whose shards do not say which elements they hold."""
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if torch.distributed.is_available():
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+            raise ValueError(f"a parameter of model {_FSDP1}")
+
+
+def prepare_gradients_(params: Iterable[Tensor]) -> None:
+    """Refuse sparse gradients; reduce and place the others as their parameters are."""
+    params = list(params)
     for param in params:
         if param.grad is not None and param.grad.layout != torch.strided:
             raise RuntimeError(
                 f"Alice needs dense gradients, got layout {param.grad.layout} for a parameter of "
                 f"shape {tuple(param.shape)}: use sparse=False in the embedding"
             )
+    align_gradients_(params)

@@ -8,8 +8,9 @@ last one, at the center, leaves its mark on them.
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +21,13 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from .layout import block_of, local, reshard
-from .signs import block_signs, sign_key
-from .topography import Gradients
+from .kernels import Backend, Backends, Job, Round
+from .layout import check_seen, devices_of, local, recover, reshard
+from .scaling import clip_factors
+from .site import Draw, Site
+from .warning import user_stacklevel
 
-__all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState", "Site", "displaced"]
+__all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState"]
 
 
 class RandomState:
@@ -78,7 +81,7 @@ class BufferWatch:
     """
 
     def __init__(self) -> None:
-        self._versions: dict[int, list[int]] = {}
+        self._versions: dict[int, list[tuple[int, int]]] = {}
         self._changed: set[str] = set()
         self._handles = [
             register_module_forward_pre_hook(self._before),
@@ -93,8 +96,8 @@ class BufferWatch:
             self._changed.add(type(module).__name__)
 
     @staticmethod
-    def _marks(module: nn.Module) -> list[int]:
-        return [b._version for b in module._buffers.values() if b is not None]
+    def _marks(module: nn.Module) -> list[tuple[int, int]]:
+        return [(id(b), b._version) for b in module._buffers.values() if b is not None]
 
     def stop(self) -> None:
         """Stop watching, and warn of what was seen."""
@@ -105,75 +108,34 @@ class BufferWatch:
                 f"the probes also updated buffers of {', '.join(sorted(self._changed))}: "
                 "construct Alice(..., model=model) to guard them",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=user_stacklevel(),
             )
-
-
-@dataclass
-class Site:
-    """One parameter during an excursion.
-
-    ``position`` and ``center`` are mu and nu in state precision; ``radius`` is zero where the
-    parameter stays at the center. ``index`` is its place in the optimizer.
-    """
-
-    param: nn.Parameter
-    index: int
-    position: Tensor
-    center: Tensor
-    radius: float = 0.0
-    plus: Tensor | None = None
-    minus: Tensor | None = None
-
-    def signs(self, seed: int, step: int) -> Tensor:
-        """This parameter's Rademacher directions, regenerated."""
-        block = block_of(self.param)
-        return block_signs(
-            sign_key(seed, step, self.index),
-            block.global_shape,
-            offsets=block.offsets,
-            shape=block.shape,
-            dtype=self.center.dtype,
-            device=self.center.device,
-        )
 
 
 def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
     """A side's gradient, unscaled, and safe from the next backward, which may reuse its memory."""
-    mine = local(grad)
+    mine = grad if type(grad) is Tensor else local(grad)
     if scaler is not None:
         # The public way to the scale that does not wait for the device. Division in float32,
         # because 1/65536 of a half-precision gradient may not be representable.
         one = torch.ones((), dtype=torch.float32, device=mine.device)
         scale: Tensor = scaler.scale(one)
         return mine.to(torch.promote_types(mine.dtype, torch.float32)) / scale
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return mine.clone()  # DDP's gradients may be views of buckets it will fill again
-    return mine
+    return mine.clone() if _is_lent(grad) else mine
 
 
-def displaced(site: Site, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the parameter really stands at the two probes, in its own dtype.
+def _is_lent(grad: Tensor) -> bool:
+    """Whether the gradient's memory may be written again by whoever else holds it.
 
-    In full precision ``nu + lambda t`` and ``nu - lambda t``. In bf16 or fp16 both are rounded,
-    and a pair that is not symmetric about the rounded center would make a quadratic look like
-    glass: the minus side therefore mirrors the plus side as it came out.
+    Autograd hands over fresh memory that nobody else refers to. Lent are a part of a larger
+    buffer, a tensor that some variable still names, and, in distributed training, anything: DDP's
+    gradients may be views of buckets.
     """
-    if site.param.dtype == site.center.dtype:
-        return site.center + site.radius * signs, site.center - site.radius * signs
-    dtype = site.param.dtype
-    center = site.center.to(dtype).to(site.center.dtype)
-    plus = (center + site.radius * signs).to(dtype)
-    return plus, (2 * center - plus.to(center.dtype)).to(dtype)
-
-
-def realised_radius(site: Site, signs: Tensor) -> float | Tensor:
-    """Half the distance between the two probes; where it rounded to zero, the nominal radius."""
-    if site.param.dtype == site.center.dtype:
-        return site.radius
-    plus, minus = (x.to(site.center.dtype) for x in displaced(site, signs))
-    half = ((plus - minus) / 2).abs()
-    return torch.where(half > 0, half, site.radius)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True
+    # References here: the caller's variable, two parameters named grad, and getrefcount's own.
+    named_elsewhere = sys.getrefcount(grad) > 4
+    return named_elsewhere or grad.untyped_storage().nbytes() != grad.nbytes
 
 
 @dataclass
@@ -185,36 +147,41 @@ class Probe:
     """
 
     sites: list[Site]
-    seed: int
-    step: int
+    draw: Draw
     full: bool
+    backends: Backends
     model: nn.Module | None = None
     scaler: Any = None
+    random: RandomState | None = None
     finished: bool = False
     at_rest: bool = True
     _random: RandomState = field(init=False)
     _buffers: BufferGuard = field(init=False)
+    _divided: list[tuple[Backend, list[Site]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._random = RandomState(site.param.device for site in self.sites)
+        self._random = self.random or RandomState(
+            device for site in self.sites for device in devices_of(site.param)
+        )
         self._buffers = BufferGuard(self.model)
+        self._divided = list(self.backends.split(self.sites))
 
     @property
-    def rounds(self) -> tuple[str, ...]:
+    def rounds(self) -> tuple[Round, ...]:
         """The evaluations of this step, in order."""
         return ("plus", "minus", "center") if self.full else ("center",)
 
-    def begin(self, round_name: str) -> None:
+    def begin(self, round_name: Round) -> None:
         """Move to a probe point with fresh gradients, replayed randomness and old buffers."""
         if round_name != self.rounds[0]:
             self._random.restore()
             self._buffers.restore()
-        self._move(lambda site: self._target(site, round_name))
-        self.at_rest = False
+        self._go(round_name)
+        check_seen((site.param for site in self.sites), self.model)
         for site in self.sites:
             site.param.grad = None
 
-    def end(self, round_name: str) -> None:
+    def end(self, round_name: Round) -> None:
         """Keep a side's gradients; the center's stay in ``.grad``."""
         if round_name == "center":
             return
@@ -223,49 +190,53 @@ class Probe:
                 setattr(site, round_name, kept_gradient(site.param.grad, self.scaler))
             site.param.grad = None
 
+    @torch.no_grad()
     def settle(self) -> None:
         """Put the parameters back at mu, keeping the gradients."""
-        if not self.at_rest:
-            self._move(lambda site: site.position)
-            self.at_rest = True
+        if self.at_rest:
+            return
+        reshard(self.model)
+        for backend, sites in self._divided:
+            backend.rest(sites)
+        self.at_rest = True
+
+    @torch.no_grad()
+    def leave_idle(self) -> None:
+        """Put back the parameters that got no gradient at the center; no update will move them."""
+        idle = [site for site in self.sites if site.param.grad is None]
+        if idle and not self.at_rest:
+            for backend, sites in self.backends.split(idle):
+                backend.rest(sites)
+
+    def update(self, jobs: Sequence[Job], max_grad_norm: float | None) -> None:
+        """Run these updates, all gradients clipped by one factor; idle parameters go home."""
+        self.leave_idle()
+        by_device: dict[torch.device, list[Job]] = {}
+        for job in jobs:
+            by_device.setdefault(job.site.device, []).append(job)
+        serving = {sites[0].device: backend for backend, sites in self._divided}
+        divided = [(serving[d], [job.site for job in there]) for d, there in by_device.items()]
+        clip = clip_factors(divided, max_grad_norm)
+        for device, there in by_device.items():
+            serving[device].update(there, self.draw, clip.get(device))
+        self.at_rest = True
 
     def cancel(self) -> None:
         """Undo the excursion: parameters, buffers and random state as before, gradients None."""
+        recover(self.model)
         self.settle()
         self._random.restore()
         self._buffers.restore()
         for site in self.sites:
             site.param.grad = None
 
-    def gradients(
-        self, site: Site, prepared: Callable[[Tensor], Tensor], *, signed: bool
-    ) -> Gradients:
-        """What this excursion found at one site, each gradient passed through ``prepared``.
-
-        A side that got no gradient counts as zero.
-        """
-        assert site.param.grad is not None
-        center = prepared(local(site.param.grad))
-        if not self.full or site.radius == 0:
-            return Gradients(center)
-        plus, minus = (
-            torch.zeros_like(center) if side is None else prepared(side)
-            for side in (site.plus, site.minus)
-        )
-        if not signed and site.param.dtype == site.center.dtype:
-            return Gradients(center, plus, minus, site.radius)
-        signs = site.signs(self.seed, self.step)
-        return Gradients(center, plus, minus, realised_radius(site, signs), signs)
-
-    def _target(self, site: Site, round_name: str) -> Tensor:
-        if round_name == "center" or site.radius == 0:
-            return site.center
-        plus, minus = displaced(site, site.signs(self.seed, self.step))
-        return plus if round_name == "plus" else minus
-
     @torch.no_grad()
-    def _move(self, target: Callable[[Site], Any]) -> None:
-        if self.model is not None:
-            reshard(self.model.modules())
-        for site in self.sites:
-            local(site.param).copy_(target(site))
+    def _go(self, round_name: Round) -> None:
+        reshard(self.model)
+        # Said first, so that a move that fails half-way is undone.
+        departing, self.at_rest = self.at_rest, False
+        for backend, sites in self._divided:
+            if departing:
+                backend.depart(sites, round_name, self.draw)
+            else:
+                backend.move(sites, round_name, self.draw)

@@ -16,58 +16,52 @@ Tensors are float32, or float64 for float64 parameters, and laid out and sharded
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .kernels import Target, update_
+from .kernels import Job
 from .layout import local
 from .options import number, step_fraction
-from .probe import Probe, Site
+from .site import Site, state_dtype
 from .topography import Averages, Rates
 
-__all__ = ["averages", "position_of", "rates", "state_dtype", "update_site"]
+__all__ = ["averages", "count_", "fit_", "jobs_of", "rates"]
 
 State = dict[str, Any]
 
 
-def state_dtype(param: Tensor) -> torch.dtype:
-    """float64 for float64 parameters, float32 for all others."""
-    return torch.float64 if param.dtype == torch.float64 else torch.float32
+def _fits(site: Site) -> bool:
+    state, group = site.state, site.group
+    return (
+        site.ready
+        and (not group["glass"] or "glass_density" in state)
+        and (group["hessian"] == "none" or "hess" in state)
+    )
 
 
-def position_of(param: nn.Parameter, state: State) -> Tensor:
-    """Mu in state precision, as a new local tensor.
-
-    A low-precision parameter has a master copy, which counts as long as it rounds to what the
-    parameter holds; a parameter that was edited between steps counts itself.
-    """
-    here, dtype = local(param), state_dtype(param)
-    if param.dtype == dtype:
-        return here.clone()
-    if "position" not in state:
-        return here.to(dtype)
-    master = local(state["position"])
-    return torch.where(master.to(here.dtype) == here, master, here.to(dtype))
-
-
-def _fit_(state: State, param: nn.Parameter, group: dict[str, Any], position: Tensor) -> None:
+def fit_(site: Site) -> None:
     """Give the state everything the group's options call for.
 
     A curvature term switched on in mid-training starts the topography afresh, because both terms
     share one weight.
     """
+    state, param, group = site.state, site.param, site.group
+    if _fits(site):
+        return
     dtype = state_dtype(param)
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float64)
         state["topography_weight"] = torch.zeros((), dtype=torch.float64)
         state["probe_center"] = torch.zeros_like(param.detach(), dtype=dtype)
-        local(state["probe_center"]).copy_(position)
+        assert site.position is not None
+        local(state["probe_center"]).copy_(site.position)
         state["grad_avg"] = torch.zeros_like(param.detach(), dtype=dtype)
         state["grad_sq"] = torch.zeros_like(param.detach(), dtype=dtype)
-        if param.dtype != dtype:
-            state["position"] = torch.zeros_like(param.detach(), dtype=dtype)
+    if site.low_precision and "position" not in state:
+        state["position"] = torch.zeros_like(param.detach(), dtype=dtype)
     wanted = {"glass_density": group["glass"], "hess": group["hessian"] != "none"}
     if any(on and name not in state for name, on in wanted.items()):
         state["topography_weight"].zero_()
@@ -90,12 +84,18 @@ def _local_or_none(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else local(tensor)
 
 
-def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -> Rates:
-    """The numbers of update ``count`` (from 1), which measures the topography or does not."""
+def topography_beta(group: dict[str, Any]) -> float:
+    """The averaging factor of a full step, from the factor of one step.
+
+    The memory of the topography, in steps, does not depend on how often it is measured.
+    """
+    return float(group["betas"][1] ** (group["quick_steps"] + 1))
+
+
+def rates(group: dict[str, Any], count: int, weight: float, *, measuring: bool) -> Rates:
+    """The numbers of update ``count`` (from 1), given the topography's weight before it."""
     beta1, beta2 = group["betas"]
-    # The memory of the topography, in steps, does not depend on how often it is measured.
-    beta_topo = beta2 ** (group["quick_steps"] + 1)
-    weight = state["topography_weight"].item()
+    beta_topo = topography_beta(group)
     return Rates(
         beta1=beta1,
         beta2=beta2,
@@ -115,30 +115,46 @@ def rates(group: dict[str, Any], state: State, *, count: int, measuring: bool) -
     )
 
 
-def update_site(
-    site: Site, state: State, group: dict[str, Any], probe: Probe, clip: Tensor | None
-) -> tuple[Rates, Tensor]:
-    """Update one parameter's state, and ``site.position`` to its new position.
+def jobs_of(sites: Sequence[Site], *, full: bool) -> list[Job]:
+    """An update for every site with a gradient at the center, whose state is made to fit.
 
-    Every gradient is cast to state precision, clipped by the factor and, to maximize, negated.
-    Returns the numbers used and how many coordinates were left alone because a gradient was not
-    finite.
+    Sites that share group, count and weight share one `Rates`.
     """
+    updating = [site for site in sites if site.param.grad is not None]
+    for site in updating:
+        fit_(site)
+    known: dict[tuple[int, float, float, bool], Rates] = {}
+    jobs = []
+    for site, count, weight in zip(updating, *_counters(updating), strict=True):
+        measuring = full and site.radius > 0
+        key = (id(site.group), count, weight, measuring)
+        if key not in known:
+            known[key] = rates(site.group, int(count) + 1, weight, measuring=measuring)
+        jobs.append(Job(site, known[key], measuring))
+    return jobs
 
-    def prepared(grad: Tensor) -> Tensor:
-        grad = grad.to(site.position.dtype)
-        if clip is not None:
-            grad = grad * clip.to(grad.dtype)
-        return -grad if group["maximize"] else grad
 
-    _fit_(state, site.param, group, site.position)
-    grads = probe.gradients(site, prepared, signed=group["hessian"] == "signed")
-    count = int(state["step"].item()) + 1
-    numbers = rates(group, state, count=count, measuring=grads.plus is not None)
-    target = Target(site.position, local(state["probe_center"]), averages(state, group))
-    skipped = update_(target, grads, numbers)
-    state["step"].fill_(count)
-    state["topography_weight"].fill_(numbers.topo_weight)
-    if "position" in state:
-        local(state["position"]).copy_(site.position)
-    return numbers, skipped
+def _counters(sites: Sequence[Site]) -> tuple[list[float], list[float]]:
+    """Every site's step count and topography weight, read in one go."""
+    if not sites:
+        return [], []
+    columns = (
+        torch.stack([site.state[name] for site in sites]).tolist()
+        for name in ("step", "topography_weight")
+    )
+    counts, weights = columns
+    return counts, weights
+
+
+def count_(jobs: Sequence[Job]) -> None:
+    """Record in the sites and states that these updates were made."""
+    for job in jobs:
+        job.site.rates = job.rates
+    if jobs:
+        torch._foreach_add_([job.site.state["step"] for job in jobs], 1.0)
+    measured = [job for job in jobs if job.measuring]
+    if measured:
+        weights = [job.site.state["topography_weight"] for job in measured]
+        betas = [job.rates.beta_topo for job in measured]
+        torch._foreach_mul_(weights, betas)
+        torch._foreach_add_(weights, [1 - beta for beta in betas])

@@ -41,7 +41,9 @@ def anatomy(averages: Averages, rates: Rates) -> Anatomy:
     est = corrected(averages, rates)
     g = est.grad_avg
     unit = _unit(averages, est, rates)
-    lower, upper = min(rates.lr_min, rates.lr) * unit, rates.lr * unit
+    least, upper = min(rates.lr_min, rates.lr), rates.lr * unit
+    # Not 0 times the unit, which is infinite where s underflows and eps is 0.
+    lower = least * unit if least > 0 else torch.zeros_like(unit)
     if not rates.measured:
         return Anatomy(g, None, None, None, lower, upper)
     zero = torch.zeros((), dtype=g.dtype, device=g.device)

@@ -9,17 +9,18 @@ are over all shards, so every process must ask.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .layout import local, sum_over_shards
+from .layout import reshard, sum_over_shards
+from .site import Site
 from .state import averages, rates
 from .step import anatomy, bounded_step
-from .topography import Averages, Rates, corrected
+from .topography import corrected
 
 if TYPE_CHECKING:
     from .alice import Alice
@@ -67,39 +68,27 @@ _SUMS = ("count", "upper", "lower", "density", "hess", "share", "step_sq", "grad
 
 
 @torch.no_grad()
-def measure(
-    optimizer: Alice,
-    *,
-    depth: int,
-    skipped: dict[Tensor, Tensor],
-    last_rates: dict[Tensor, Rates],
-) -> Telemetry:
+def measure(optimizer: Alice, sites: Sequence[Site], *, depth: int) -> Telemetry:
     """Summaries per group and per block, a block being the first ``depth`` parts of a name."""
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise ValueError(f"depth must be a whole number >= 1, got {depth!r}")
-    names = _names(optimizer)
+    names, groups = _names(optimizer), optimizer.param_groups
+    numbers = {id(group): i for i, group in enumerate(groups)}
     keys: list[tuple[int, str | None]] = []
     sums: list[Tensor] = []
-    for i, group in enumerate(optimizer.param_groups):
-        for param in group["params"]:
-            state = optimizer.state.get(param)
-            if state:
-                name = names.get(param)
-                block = None if name is None else ".".join(name.split(".")[:depth])
-                keys.append((i, block))
-                count = max(1, int(state["step"].item()))
-                numbers = last_rates.get(param) or rates(group, state, count=count, measuring=False)
-                sums.append(_sums(param, averages(state, group), numbers, skipped.get(param)))
-    rows = _fetch(sums)
-    groups = range(len(optimizer.param_groups))
+    for site in sites:
+        if site.state:
+            name = names.get(site.param)
+            block = None if name is None else ".".join(name.split(".")[:depth])
+            keys.append((numbers[id(site.group)], block))
+            sums.append(_sums(site))
+    pairs = list(zip(keys, _fetch(sums), strict=True))
     blocks = dict.fromkeys(block for _, block in keys if block is not None)
-    pairs = list(zip(keys, rows, strict=True))
-    first = optimizer.param_groups[0]
     return Telemetry(
-        full_steps=first["full_count"],
-        quick_steps=first["quick_count"],
+        full_steps=groups[0]["full_count"],
+        quick_steps=groups[0]["quick_count"],
         gradient_evaluations=optimizer.gradient_evaluations,
-        groups=[_summary(row for (g, _), row in pairs if g == i) for i in groups],
+        groups=[_summary(row for (g, _), row in pairs if g == i) for i in range(len(groups))],
         blocks={b: _summary(row for (_, block), row in pairs if block == b) for b in blocks},
     )
 
@@ -107,15 +96,24 @@ def measure(
 def _names(optimizer: Alice) -> dict[Tensor, str]:
     """Names given with the parameters, else those the model has for them."""
     names: dict[Tensor, str] = {}
-    if isinstance(optimizer.model, nn.Module):
-        names.update({p: name for name, p in optimizer.model.named_parameters()})
+    model = optimizer.model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    if isinstance(model, nn.Module):
+        reshard(model)  # an unsharded FSDP2 module has other parameters
+        names.update({p: name for name, p in model.named_parameters()})
     for group in optimizer.param_groups:
         names.update(zip(group["params"], group.get("param_names", ()), strict=False))
     return names
 
 
-def _sums(param: Tensor, avg: Averages, numbers: Rates, skipped: Tensor | None) -> Tensor:
+def _sums(site: Site) -> Tensor:
     """The entries of `_SUMS` for one parameter, on its device, over all its shards."""
+    state, avg = site.state, averages(site.state, site.group)
+    numbers = site.rates
+    if numbers is None:
+        count, weight = (state[name].item() for name in ("step", "topography_weight"))
+        numbers = rates(site.group, max(1, int(count)), weight, measuring=False)
     parts, est = anatomy(avg, numbers), corrected(avg, numbers)
     step = bounded_step(avg, numbers)
     zero = torch.zeros((), device=step.device)
@@ -123,9 +121,10 @@ def _sums(param: Tensor, avg: Averages, numbers: Rates, skipped: Tensor | None) 
     if parts.newton is None:
         upper = zero + step.numel()
     else:
-        at_upper = (parts.newton >= parts.upper) & (parts.upper > 0)
+        moving = parts.grad != 0
+        at_upper = (parts.newton >= parts.upper) & moving
         upper = at_upper.sum()
-        lower = ((parts.newton <= parts.lower) & (parts.lower > 0) & ~at_upper).sum()
+        lower = ((parts.newton <= parts.lower) & moving & ~at_upper).sum()
         assert parts.total_curvature is not None
         h = est.hess if est.hess is not None else zero
         share = (1 - (h + numbers.eps) / parts.total_curvature).clamp(min=0).sum()
@@ -138,10 +137,10 @@ def _sums(param: Tensor, avg: Averages, numbers: Rates, skipped: Tensor | None) 
         share,
         step.square().sum(),
         est.grad_avg.square().sum(),
-        zero if skipped is None else skipped,
+        site.skipped,
     ]
     dtype = torch.float64 if step.device.type in ("cpu", "cuda") else torch.float32
-    return sum_over_shards(torch.stack([local(v).to(dtype) for v in values]), param)
+    return sum_over_shards(torch.stack([v.to(dtype) for v in values]), site.param)
 
 
 def _fetch(sums: list[Tensor]) -> list[dict[str, float]]:

@@ -1,5 +1,7 @@
-"""Fused forms of topography + step: one signature, one oracle."""
+"""The optimizer's device work in several forms: one interface, one oracle (`eager`)."""
 
-from .eager import Target, update_
+from .base import Backend, Job, Round
+from .choice import IMPLEMENTATIONS, Backends
+from .eager import EagerBackend
 
-__all__ = ["Target", "update_"]
+__all__ = ["IMPLEMENTATIONS", "Backend", "Backends", "EagerBackend", "Job", "Round"]

@@ -1,0 +1,194 @@
+"""What `benchmarks.step` compares: ready gradients in, one optimizer step out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import aliceopt
+from aliceopt import Alice
+
+from .shapes import Shapes
+from .timing import captured
+
+__all__ = ["Contender", "Ready", "Running", "Unavailable", "Workload", "contenders"]
+
+NEVER = 10**6
+"""As ``quick_steps``: one full step, then quick ones only."""
+
+
+class Unavailable(Exception):
+    """This contender cannot run here; the message says why."""
+
+
+class Ready:
+    """A closure that only hands out gradients, so that a step is the optimizer's work alone.
+
+    With ``rounds = 3`` successive calls give the gradients of the two probes and of the center, as
+    a full step asks for them; with 1 it is always the center's.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], sets: Sequence[list[Tensor]]):
+        self.rounds = len(sets)
+        self._params, self._sets, self._calls = params, sets, 0
+        self._loss = torch.zeros((), device=params[0].device)
+
+    def __call__(self) -> Tensor:
+        """Assign the next set; the loss is a constant."""
+        grads = self._sets[self._calls % self.rounds - self.rounds]
+        self._calls += 1
+        for param, grad in zip(self._params, grads, strict=True):
+            param.grad = grad
+        return self._loss
+
+
+class Workload:
+    """Parameters of the given shapes, three sets of gradients, and one that may be overwritten."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype, device: torch.device, seed: int = 0):
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(shape: tuple[int, ...], scale: float) -> Tensor:
+            return scale * torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+        self.device, self.dtype = device, dtype
+        self.params = [nn.Parameter(normal(shape, 0.02)) for shape in shapes.values()]
+        self.numel = sum(param.numel() for param in self.params)
+        center = [normal(shape, 1e-2) for shape in shapes.values()]
+        sides = [[g + normal(tuple(g.shape), 1e-3) for g in center] for _ in range(2)]
+        self._sets = [*sides, center]
+        self._scratch = [g.clone() for g in center]
+
+    def closure(self, sides: bool = False) -> Ready:
+        """Gradients of the center only, or of all three points in turn."""
+        return Ready(self.params, self._sets if sides else self._sets[-1:])
+
+    def scratch_closure(self) -> Ready:
+        """Gradients for an optimizer that overwrites them."""
+        return Ready(self.params, [self._scratch])
+
+    def clear(self) -> None:
+        """Leave no gradients behind."""
+        for param in self.params:
+            param.grad = None
+
+
+@dataclass
+class Running:
+    """A contender with its state: ``step`` takes one step, gradients included."""
+
+    step: Callable[[], object]
+    optimizer: Optimizer | None = None
+    closure: Ready | None = None
+
+    def capture(self) -> Callable[[], object]:
+        """The same step in a CUDA graph."""
+        if isinstance(self.optimizer, Alice) and self.closure is not None:
+            return aliceopt.capture(self.optimizer, self.closure, static_inputs=())
+        return captured(self.step)
+
+    @property
+    def state_bytes(self) -> int:
+        """What the optimizer keeps from step to step."""
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        values = [value for state in states for value in state.values()]
+        return sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor))
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row. ``make(workload, capturable)`` sets it up, ready for its first timed step.
+
+    ``traffic`` is the bytes a parameter that one pass over memory must read and write, ``held``
+    the bytes a parameter that a step keeps by design beside parameters, one gradient and state, and
+    ``side_gradients`` how many of the ready gradients it would have to hold as well.
+    """
+
+    name: str
+    label: str
+    traffic: int
+    make: Callable[[Workload, bool], Running]
+    held: int = 0
+    side_gradients: int = 0
+
+
+def contenders(dtype: torch.dtype, implementation: str) -> list[Contender]:
+    """All rows of the table, in order."""
+    item = dtype.itemsize
+    quick, full = alice_traffic(dtype)
+    alice = partial(_alice, implementation=implementation)
+    return [
+        Contender("copy", "copy of the parameters", 2 * item, _copy),
+        Contender("adamw_fused", "AdamW fused", 7 * item, partial(_adamw, form="fused")),
+        Contender("adamw_foreach", "AdamW foreach", 7 * item, partial(_adamw, form="foreach")),
+        Contender("schedule_free", "schedule-free AdamW", 7 * item, _schedule_free),
+        Contender("alice_quick", "Alice quick", quick, partial(alice, full=False), held=4),
+        Contender("alice_full", "Alice full", full, partial(alice, full=True), 4 + 2 * item, 2),
+    ]
+
+
+def alice_traffic(dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes a parameter of a quick and of a full step, with glass and a Hessian.
+
+    P and G are a parameter's and a gradient's bytes, S those of the state. Departing reads the
+    parameter and nu and writes mu aside and the parameter; a move reads nu and writes the
+    parameter. An update reads g0, g, s, rho, h and mu and writes g, s, nu and the parameter; a
+    full one also reads two gradients and writes rho and h. Low precision adds a master copy, read
+    at departure and written by the update, and nu in a full update, for the realised radius.
+    """
+    P = G = dtype.itemsize
+    S = torch.promote_types(dtype, torch.float32).itemsize
+    low = S if P < S else 0
+    depart, move = 2 * P + 2 * S + low, S + P
+    update = G + 5 * S + 3 * S + P + low
+    return depart + update, depart + 2 * move + update + 2 * G + 2 * S + low
+
+
+def _copy(workload: Workload, capturable: bool) -> Running:
+    source = torch.zeros(workload.numel, dtype=workload.dtype, device=workload.device)
+    target = torch.ones_like(source)
+    return Running(lambda: target.copy_(source))
+
+
+def _adamw(workload: Workload, capturable: bool, form: str) -> Running:
+    optimizer = torch.optim.AdamW(
+        workload.params,
+        foreach=form == "foreach",
+        fused=form == "fused",
+        capturable=capturable,
+    )
+    return _plain(optimizer, workload.closure())
+
+
+def _schedule_free(workload: Workload, capturable: bool) -> Running:
+    try:
+        import schedulefree
+    except ImportError:
+        raise Unavailable("not installed") from None
+    optimizer = schedulefree.AdamWScheduleFree(workload.params, foreach=True)
+    optimizer.train()
+    return _plain(optimizer, workload.scratch_closure())  # it normalises gradients in place
+
+
+def _plain(optimizer: Optimizer, closure: Ready) -> Running:
+    def step() -> None:
+        closure()
+        optimizer.step()
+
+    return Running(step, optimizer, closure)
+
+
+def _alice(workload: Workload, capturable: bool, *, full: bool, implementation: str) -> Running:
+    closure = workload.closure(sides=True)
+    optimizer = Alice(
+        workload.params, quick_steps=0 if full else NEVER, implementation=implementation
+    )
+    optimizer.step(closure)
+    if not full:
+        closure.rounds = 1  # from here on it is asked for the center only
+    return Running(lambda: optimizer.step(closure), optimizer, closure)

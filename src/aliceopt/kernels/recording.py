@@ -1,0 +1,140 @@
+"""How launch tables and numbers reach the device: at once, never, or before each replay.
+
+While a CUDA graph is being captured nothing may be copied from the host: the copy itself would be
+recorded, and repeated from memory that is long gone. Nor may tables live in the graph's own
+memory, which earlier operations of the graph overwrite. A `Recorder` therefore hands out pieces of
+an arena allocated beforehand, of the size that a `Rehearsal` of the same step asked for; it fills
+the tables when the capture is over, and refreshes the numbers before each replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..site import Draw, Site
+from ..topography import Rates
+
+__all__ = ["Build", "Moment", "Recorder", "Rehearsal", "Sender"]
+
+_ALIGN = 16  # bytes
+
+
+class Moment(NamedTuple):
+    """What the numbers of a step depend on, besides the sites' radii."""
+
+    draw: Draw
+    rates: Mapping[Site, Rates]
+
+
+Build = Callable[[Moment], np.ndarray]
+
+
+class _PinnedRing:
+    """Pinned memory for copies to the device, used in turn.
+
+    A fresh pinned allocation can cost as much as a whole update; a slot is reused once the copy
+    out of it, 64 copies ago, is over.
+    """
+
+    def __init__(self, slots: int = 64) -> None:
+        self._slots: list[tuple[Tensor, torch.cuda.Event] | None] = [None] * slots
+        self._next = 0
+
+    def copy_(self, target: Tensor, source: Tensor) -> None:
+        """Copy a small CPU tensor to the device without waiting for it."""
+        slot, nbytes = self._slots[self._next], source.nbytes
+        if slot is None or slot[0].numel() < nbytes:
+            size = max(1024, 1 << (nbytes - 1).bit_length())
+            slot = (torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
+            self._slots[self._next] = slot
+        elif not slot[1].query():
+            slot[1].synchronize()
+        self._next = (self._next + 1) % len(self._slots)
+        staged = slot[0][:nbytes].view(source.dtype).view(source.shape)
+        staged.copy_(source)
+        target.copy_(staged, non_blocking=True)
+        slot[1].record(torch.cuda.current_stream(target.device))
+
+
+_RING = _PinnedRing()
+
+
+class Sender:
+    """Sends everything at once, without waiting for the device."""
+
+    def table(self, array: np.ndarray, device: torch.device) -> Tensor:
+        """Addresses, sizes or chunks."""
+        host = torch.from_numpy(array)
+        if device.type != "cuda":
+            return host.clone()
+        target = torch.empty(array.shape, dtype=host.dtype, device=device)
+        _RING.copy_(target, host)
+        return target
+
+    def numbers(self, build: Build, moment: Moment, device: torch.device) -> Tensor:
+        """The numbers of this step."""
+        return self.table(build(moment), device)
+
+
+def _padded(array: np.ndarray) -> int:
+    return -(-array.nbytes // _ALIGN) * _ALIGN
+
+
+class Rehearsal(Sender):
+    """Sends tables of empty tensors: every launch happens, and none has an effect.
+
+    ``nbytes`` adds up what was sent.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def table(self, array: np.ndarray, device: torch.device) -> Tensor:
+        """Counted and sent."""
+        self.nbytes += _padded(array)
+        return super().table(array, device)
+
+
+class Recorder(Sender):
+    """Hands out pieces of an arena of ``nbytes`` during a capture and fills them afterwards."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._arena = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self._used = 0
+        self._tables: list[tuple[Tensor, np.ndarray]] = []
+        self._numbers: list[tuple[Tensor, Build]] = []
+
+    def _piece(self, array: np.ndarray) -> Tensor:
+        start, self._used = self._used, self._used + _padded(array)
+        if self._used > self._arena.numel():
+            raise RuntimeError("the captured step asked for more tables than its rehearsal")
+        piece = self._arena[start : start + array.nbytes]
+        return piece.view(torch.from_numpy(array).dtype).view(array.shape)
+
+    def table(self, array: np.ndarray, device: torch.device) -> Tensor:
+        """Memory that `flush` will fill with the array as it is now."""
+        tensor = self._piece(array)
+        self._tables.append((tensor, array.copy()))
+        return tensor
+
+    def numbers(self, build: Build, moment: Moment, device: torch.device) -> Tensor:
+        """Memory that `stage` will fill before each replay."""
+        tensor = self._piece(build(moment))
+        self._numbers.append((tensor, build))
+        return tensor
+
+    def flush(self) -> None:
+        """Fill all tables."""
+        for tensor, array in self._tables:
+            tensor.copy_(torch.from_numpy(array))
+
+    def stage(self, draw: Draw, rates: Mapping[Site, Rates]) -> None:
+        """Refresh all numbers, without waiting for the device."""
+        moment = Moment(draw, rates)
+        for tensor, build in self._numbers:
+            _RING.copy_(tensor, torch.from_numpy(build(moment)))

@@ -1,0 +1,152 @@
+"""Launch tables: addresses, sizes and chunks of many tensors, on the device, rebuilt on change.
+
+A `Table` belongs to a fixed list of sites. Its rows are filled from the sites' tensors each time
+it is used; only when an address differs from the last time is the table sent to the device again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..layout import block_of, is_dtensor, local
+from ..site import Site
+from . import triton_kernels as tk
+from .recording import Rehearsal, Sender
+
+__all__ = ["Table", "conformed", "is_dense", "memory_order"]
+
+# Elements a program works on. An update has 14 streams, and one vector a thread of each keeps its
+# registers few enough; a move has 2.
+MOVE_BLOCK = 1024
+UPDATE_BLOCK = 512
+_STATE_ROWS = (
+    ("probe_center", int(tk.CENTER.value)),
+    ("position", int(tk.MASTER.value)),
+    ("grad_avg", int(tk.GRAD_AVG.value)),
+    ("grad_sq", int(tk.GRAD_SQ.value)),
+    ("glass_density", int(tk.GLASS.value)),
+    ("hess", int(tk.HESS.value)),
+)
+
+
+def _pointer_of(tensor: Tensor | None) -> Callable[[], int]:
+    """A function that tells the address of the tensor's local data; 0 for none."""
+    if tensor is None:
+        return lambda: 0
+    return (lambda: local(tensor).data_ptr()) if is_dtensor(tensor) else tensor.data_ptr
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor fills its memory without gaps or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def conformed(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor in the memory layout of ``like``: itself where it has that already."""
+    same = tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous())
+    return tensor if same else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+
+
+def memory_order(site: Site) -> tuple[int, list[int], list[int]]:
+    """Global index of the first element, and sizes and global strides in memory order.
+
+    Dimensions that run on from one another in both orders are merged, so that a plain or
+    row-sharded tensor has one. ValueError when more than the kernels' five are left.
+    """
+    block, here = block_of(site.param), local(site.param)
+    strides = [int(np.prod(block.global_shape[d + 1 :])) for d in range(len(block.shape))]
+    first = sum(o * s for o, s in zip(block.offsets, strides, strict=True))
+    order = sorted(range(here.dim()), key=lambda d: (-here.stride()[d], d))
+    dims = [(here.shape[d], strides[d]) for d in order if here.shape[d] != 1]
+    merged: list[tuple[int, int]] = []
+    for size, stride in dims:
+        if merged and merged[-1][1] == stride * size:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return first, [size for size, _ in merged], [stride for _, stride in merged]
+
+
+class Table:
+    """The launch table of a list of sites that share dtypes and kind of layout."""
+
+    def __init__(self, sites: Sequence[Site], sender: Sender, *, moving: bool):
+        self.sites = list(sites)
+        self._sender = sender
+        self._moving = moving
+        self.block = MOVE_BLOCK if moving else UPDATE_BLOCK
+        groups = list({id(site.group): site for site in sites}.values())
+        ordinals = {id(site.group): i for i, site in enumerate(groups)}
+        self.one_per_group = groups
+        self.group_column = [ordinals[id(site.group)] for site in sites]
+        self.params = [local(site.param) for site in sites]
+        self.strides = [param.stride() for param in self.params]
+        self.device = self.params[0].device
+        self.host = np.zeros((tk.ROWS, len(sites)), dtype=np.int64)
+        self.permuted = False
+        for i, site in enumerate(sites):
+            self._describe(i, site)
+        chunks = -(-self.host[tk.NUMEL.value] // self.block)
+        owners = np.repeat(np.arange(len(sites), dtype=np.int32), chunks)
+        within = np.concatenate([np.arange(count, dtype=np.int32) for count in chunks])
+        self.chunk_tensor = sender.table(owners, self.device)
+        self.chunk_index = sender.table(within, self.device)
+        self.num_chunks = int(chunks.sum())
+        # Positions taken aside stand in one buffer, each at a multiple of 16 bytes.
+        sizes = -(-self.host[tk.NUMEL.value] // 4) * 4
+        self.aside_offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        self.aside_size = int(sizes.sum())
+        self.even = bool((self.host[tk.NUMEL.value] % 4 == 0).all())
+        self._terms: list[int] = []
+        self._pointers: list[tuple[int, list[Callable[[], int]]]] = []
+        self._sent: Tensor | None = None
+        self._sent_host: np.ndarray | None = None
+        self.aligned = False
+
+    def _describe(self, i: int, site: Site) -> None:
+        first, sizes, strides = memory_order(site)
+        self.host[tk.NUMEL.value, i] = self.params[i].numel()
+        self.host[tk.INDEX.value, i] = site.index
+        self.host[tk.FIRST.value, i] = first
+        self.permuted |= len(sizes) > 1 or strides not in ([], [1])
+        pad = tk.DIMS - len(sizes)
+        self.host[tk.SIZES.value : tk.SIZES.value + tk.DIMS, i] = [1] * pad + sizes
+        self.host[tk.STRIDES.value : tk.STRIDES.value + tk.DIMS, i] = [0] * pad + strides
+
+    def refresh(self) -> None:
+        """Addresses of parameters and state, as they are now.
+
+        The bound methods are kept, because asking for them costs more than calling them.
+        """
+        terms = [len(site.state) for site in self.sites]
+        if terms != self._terms:
+            self._terms = terms
+            self._pointers = [(tk.PARAM.value, [_pointer_of(site.param) for site in self.sites])]
+            for name, row in _STATE_ROWS[: 2 if self._moving else None]:
+                there = [_pointer_of(site.state.get(name)) for site in self.sites]
+                self._pointers.append((row, there))
+        for row, pointers in self._pointers:
+            self.host[row] = [pointer() for pointer in pointers]
+
+    def on_device(self) -> Tensor:
+        """The table as the kernels read it; sent again only if something moved."""
+        if self._sent_host is None or not np.array_equal(self.host, self._sent_host):
+            self._sent_host = self.host.copy()
+            sent = self.host.copy()
+            if isinstance(self._sender, Rehearsal):
+                sent[tk.NUMEL.value] = 0
+            self._sent = self._sender.table(sent, self.device)
+            addresses = self.host[: tk.NUMEL.value]
+            self.aligned = bool((addresses % 16 == 0).all())
+        assert self._sent is not None
+        return self._sent

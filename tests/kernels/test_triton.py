@@ -1,0 +1,183 @@
+"""The Triton kernels against the eager oracle: interpreted on the CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aliceopt import Alice
+
+pytest.importorskip("triton")
+# numpy, in the interpreter, warns of what a GPU does silently and the kernels then mask.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OPTIONS = [
+    {"limit": limit, "hessian": hessian, "glass": glass}
+    for limit, hessian, glass in itertools.product(
+        ("adam", "fixed", "sgd"), ("none", "abs", "rms", "signed"), (True, False)
+    )
+]
+
+
+def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    """Odd and even sizes, several chunks, channels_last, transposed, 0-dim and empty."""
+    draws = torch.Generator().manual_seed(3)
+    shapes = [(700,), (37, 41), (), (0, 3), (5, 4, 3, 2), (6, 10)]
+    tensors = [torch.randn(shape, generator=draws, dtype=torch.float64) for shape in shapes]
+    tensors[4] = tensors[4].to(memory_format=torch.channels_last)
+    tensors[5] = tensors[5].t()
+    return [nn.Parameter(t.to(DEVICE, dtype)) for t in tensors]
+
+
+def loss_of(params: list[nn.Parameter]) -> Tensor:
+    """Kinks and curvature in every coordinate, coupled within a tensor."""
+    total = torch.zeros((), device=DEVICE, dtype=torch.float64)
+    for i, p in enumerate(params):
+        x = p.to(torch.float64)
+        total = total + (x.abs() * (1 + i)).sum() + (x**2).sum() / 3 + x.sum() ** 2 / 100
+    return total
+
+
+def run(
+    implementation: str, steps: int, dtype: torch.dtype, **options: Any
+) -> tuple[list[nn.Parameter], Alice]:
+    params = parameters(dtype)
+    given = {"lr": 0.01, "lr_min": 0.002, "probe_radius": 0.02, "quick_steps": 1, **options}
+    optimizer = Alice(params, implementation=implementation, seed=11, **given)
+
+    def closure() -> Tensor:
+        loss = loss_of(params)
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return params, optimizer
+
+
+def assert_same(
+    a: tuple[list[nn.Parameter], Alice], b: tuple[list[nn.Parameter], Alice], tolerance: float
+) -> None:
+    for p, q in zip(a[0], b[0], strict=True):
+        pairs = [(p.detach(), q.detach())]
+        mine, theirs = a[1].state.get(p, {}), b[1].state.get(q, {})
+        assert mine.keys() == theirs.keys()
+        pairs += [(mine[name], theirs[name]) for name in mine]
+        for x, y in pairs:
+            assert x.dtype == y.dtype
+            assert x.stride() == y.stride()
+            scale = y.abs().max().item() if y.numel() else 0.0
+            assert (x.double() - y.double()).abs().sum().item() <= tolerance * scale * x.numel()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
+def test_every_combination_of_options_agrees_with_eager(options: dict[str, Any]) -> None:
+    """Three steps, full, quick, full, in float64: all positions and averages to 1e-13."""
+    triton = run("triton", 3, torch.float64, weight_decay=0.1, **options)
+    assert_same(triton, run("eager", 3, torch.float64, weight_decay=0.1, **options), 1e-13)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_grad_norm": 0.5},
+        {"maximize": True},
+        {"betas": (0.5, 0.9), "step_fraction": 0.7, "lookahead": 1.3},
+        {"lr_min": 1.0, "hessian": "signed"},
+        {"quick_steps": 0, "eps": 1e-3},
+    ],
+    ids=str,
+)
+def test_the_other_options_agree_with_eager(options: dict[str, Any]) -> None:
+    """Clipping, ascent, betas, fractions, equal bounds, eps."""
+    assert_same(
+        run("triton", 3, torch.float64, **options), run("eager", 3, torch.float64, **options), 1e-13
+    )
+
+
+@pytest.mark.parametrize("hessian", ["abs", "signed"])
+def test_float32_agrees_to_rounding(hessian: str) -> None:
+    """One full and one quick step in float32, to 1e-4 of the largest entry."""
+    triton = run("triton", 2, torch.float32, hessian=hessian)
+    assert_same(triton, run("eager", 2, torch.float32, hessian=hessian), 1e-4)
+
+
+# The interpreter truncates where a GPU rounds to the nearest bf16, so that is for the GPU.
+LOW = [torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_low_precision_parameters_agree_with_eager(dtype: torch.dtype) -> None:
+    """A full step moves fp16 and bf16 parameters, masters and averages alike."""
+    assert_same(run("triton", 1, dtype), run("eager", 1, dtype), 1e-4)
+
+
+def test_probe_points_are_the_same_to_the_bit() -> None:
+    """What every evaluation sees; with zero gradients no rounding of a step comes between."""
+    seen: dict[str, list[Tensor]] = {}
+    for implementation in ("eager", "triton"):
+        params = parameters(torch.float32)
+        optimizer = Alice(params, implementation=implementation, quick_steps=0)
+        places = seen.setdefault(implementation, [])
+        for _ in range(2):
+            for _ in optimizer.evaluations():
+                places += [p.detach().clone() for p in params]
+                for p in params:
+                    p.grad = torch.zeros_like(p)
+            optimizer.step()
+    assert len(seen["eager"]) == 36
+    assert all(torch.equal(a, b) for a, b in zip(seen["eager"], seen["triton"], strict=True))
+
+
+@pytest.mark.parametrize("where", ["plus", "minus", "center"])
+def test_coordinates_without_a_finite_gradient_are_left_alone(where: str) -> None:
+    """NaN on a side or at the center: position, probe center and averages stay, and it counts."""
+    params = [nn.Parameter(torch.linspace(-1, 1, 1500, device=DEVICE))]
+    optimizer = Alice(params, implementation="triton", quick_steps=0)
+    before = {}
+    for step in range(2):
+        rounds = ("plus", "minus", "center")
+        for name, _ in zip(rounds, optimizer.evaluations(), strict=True):
+            grad = params[0].detach().clone()
+            if step == 1 and name == where:
+                grad[[3, 1200]] = torch.tensor([torch.nan, torch.inf], device=DEVICE)
+            params[0].grad = grad
+        before = {k: v.clone() for k, v in optimizer.state[params[0]].items()} if step else before
+        position = params[0].detach().clone()
+        optimizer.step()
+    after = optimizer.state[params[0]]
+    for name in ("probe_center", "grad_avg", "grad_sq", "glass_density", "hess"):
+        kept = after[name] == before[name]
+        assert kept[[3, 1200]].all()
+    assert (params[0].detach() == position)[[3, 1200]].all()
+    assert (params[0].detach() != position).sum() > 1400
+    assert optimizer.telemetry().groups[0].skipped_coordinates == 2
+
+
+def test_a_probe_gradient_that_is_missing_counts_as_zero() -> None:
+    """The same as handing over zeros."""
+    ends = []
+    for missing in (True, False):
+        param = nn.Parameter(torch.linspace(-1, 1, 600, device=DEVICE, dtype=torch.float64))
+        optimizer = Alice([param], implementation="triton", quick_steps=0)
+        for name, _ in zip(("plus", "minus", "center"), optimizer.evaluations(), strict=True):
+            zero = None if missing else torch.zeros_like(param)
+            param.grad = zero if name == "plus" else param.detach().clone()
+        optimizer.step()
+        ends.append(param.detach())
+    assert torch.equal(*ends)
+
+
+def test_tables_follow_storage_that_moves() -> None:
+    """Parameters given new memory between steps go on as if nothing had happened."""
+    a, b = run("triton", 2, torch.float64), run("triton", 2, torch.float64)
+    for p in b[0]:
+        p.data = p.data.clone()
+    for params, optimizer in (a, b):
+        optimizer.step(lambda params=params: loss_of(params).backward())
+    assert_same(a, b, 0.0)
