@@ -6,7 +6,6 @@ The mathematics is elsewhere: `probe` evaluates, `topography` averages, `step` d
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -34,7 +33,7 @@ from .scaling import check_scaler, poison_center_, refuse_scaled, unscale_
 from .site import Draw, Site, position_of
 from .state import count_, jobs_of
 from .telemetry import Telemetry, measure
-from .warning import user_stacklevel
+from .warning import warn
 
 __all__ = ["Alice"]
 
@@ -80,7 +79,7 @@ class Alice(Optimizer):
         seed: of the probe directions; torch's random state is not used.
         model: the module whose buffers (BatchNorm statistics, counters) must not notice the
             probes; required for FSDP2.
-        implementation: "auto", "triton", "compiled" or "eager"; all compute the same.
+        implementation: "auto", "triton" or "eager"; all compute the same.
     """
 
     # torch.amp.GradScaler then leaves the skipping to `step`, which can say what is wrong.
@@ -169,10 +168,6 @@ class Alice(Optimizer):
 
     def _shared(self, name: str) -> Any:
         return self.param_groups[0][name]
-
-    def _set_shared(self, **values: Any) -> None:
-        for group in self.param_groups:
-            group.update(values)
 
     @property
     def gradient_evaluations(self) -> int:
@@ -331,11 +326,9 @@ class Alice(Optimizer):
         wanted = any(group["lr"] > 0 and probe_radius(group) > 0 for group in self.param_groups)
         if wanted and self._shared("full_count") == 0 and "never full" not in self._warned:
             self._warned.add("never full")
-            warnings.warn(
+            warn(
                 "no curvature has been measured: step() after a plain backward is a quick step. "
-                "Pass a closure to step(), or loop over evaluations() before it",
-                UserWarning,
-                stacklevel=user_stacklevel(),
+                "Pass a closure to step(), or loop over evaluations() before it"
             )
         sites = [site for site in self._fresh_sites() if site.param.grad is not None]
         for site in sites:
@@ -348,12 +341,14 @@ class Alice(Optimizer):
                 self.state[job.site.param] = job.site.state
         count_(jobs)
         cadence = self._shared("cadence")
-        self._set_shared(
+        counts = {
             # A full step that was due but could not be taken stays due.
-            cadence=cadence if self._full_due() and not full else cadence + 1,
-            full_count=self._shared("full_count") + full,
-            quick_count=self._shared("quick_count") + (not full),
-        )
+            "cadence": cadence if self._full_due() and not full else cadence + 1,
+            "full_count": self._shared("full_count") + full,
+            "quick_count": self._shared("quick_count") + (not full),
+        }
+        for group in self.param_groups:
+            group.update(counts)
 
     # ---- citizenship --------------------------------------------------------------------------
 
@@ -388,6 +383,9 @@ class Alice(Optimizer):
             before.remove()
             after.remove()
 
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Alice (", f"Alice (  # {self._backends.describe()}", 1)
+
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
         mine = ("model", "implementation", "_warned")
@@ -395,7 +393,6 @@ class Alice(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_warned", set())
         self._probe, self._sites = None, []
         self._backends = Backends(self.implementation)
         for group in self.param_groups:

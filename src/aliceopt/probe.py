@@ -9,7 +9,6 @@ last one, at the center, leaves its mark on them.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,7 @@ from .kernels import Backend, Backends, Job, Round
 from .layout import check_seen, devices_of, local, recover, reshard
 from .scaling import clip_factors
 from .site import Draw, Site
-from .warning import user_stacklevel
+from .warning import warn
 
 __all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState"]
 
@@ -104,16 +103,15 @@ class BufferWatch:
         for handle in self._handles:
             handle.remove()
         if self._changed:
-            warnings.warn(
+            warn(
                 f"the probes also updated buffers of {', '.join(sorted(self._changed))}: "
-                "construct Alice(..., model=model) to guard them",
-                UserWarning,
-                stacklevel=user_stacklevel(),
+                "construct Alice(..., model=model) to guard them"
             )
 
 
 def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
     """A side's gradient, unscaled, and safe from the next backward, which may reuse its memory."""
+    lent = _is_lent(grad)
     mine = grad if type(grad) is Tensor else local(grad)
     if scaler is not None:
         # The public way to the scale that does not wait for the device. Division in float32,
@@ -121,7 +119,7 @@ def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
         one = torch.ones((), dtype=torch.float32, device=mine.device)
         scale: Tensor = scaler.scale(one)
         return mine.to(torch.promote_types(mine.dtype, torch.float32)) / scale
-    return mine.clone() if _is_lent(grad) else mine
+    return mine.clone() if lent else mine
 
 
 def _is_lent(grad: Tensor) -> bool:
@@ -133,9 +131,25 @@ def _is_lent(grad: Tensor) -> bool:
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return True
-    # References here: the caller's variable, two parameters named grad, and getrefcount's own.
-    named_elsewhere = sys.getrefcount(grad) > 4
+    named_elsewhere = sys.getrefcount(grad) > _OWN_REFERENCES
     return named_elsewhere or grad.untyped_storage().nbytes() != grad.nbytes
+
+
+def _own_references() -> int:
+    """How many references `_is_lent` sees of a gradient that nobody else names."""
+
+    def as_kept(grad: Tensor) -> int:
+        return as_lent(grad)
+
+    def as_lent(grad: Tensor) -> int:
+        return sys.getrefcount(grad)
+
+    param = nn.Parameter(torch.zeros(1))
+    param.sum().backward()
+    return as_kept(param.grad)  # type: ignore[arg-type]
+
+
+_OWN_REFERENCES = _own_references()
 
 
 @dataclass

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from pathlib import Path
 
 import torch
 
-__all__ = ["user_stacklevel"]
+__all__ = ["warn"]
 
 _INNER = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
 
 
-def user_stacklevel() -> int:
-    """The ``stacklevel`` of the nearest caller outside torch and this package.
+def warn(message: str) -> None:
+    """Issue a ``UserWarning`` for the nearest caller outside torch and this package.
 
-    Schedulers and hooks wrap ``step`` in frames of their own, so no fixed number is right.
+    Schedulers and hooks wrap ``step`` in frames of their own, so no fixed ``stacklevel`` is right.
     """
-    level, frame = 1, sys._getframe(1)
+    level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
         frame = frame.f_back
         level += 1
-    return level
+    warnings.warn(message, UserWarning, stacklevel=level)

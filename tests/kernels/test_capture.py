@@ -74,8 +74,7 @@ class Run:
 
 
 @pytest.fixture
-def deterministic(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def deterministic() -> Any:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

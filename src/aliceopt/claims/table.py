@@ -90,10 +90,10 @@ def _table(results: Sequence[Result], width: int) -> Table:
 
     wide = width >= 96
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 1, 0), pad_edge=False, expand=True)
-    table.add_column("claim (place): statement", ratio=1)
-    table.add_column("paper", width=14 if wide else 11)
-    table.add_column("expected", width=12 if wide else 9)
-    table.add_column("measured", width=17 if wide else 9)
+    table.add_column("claim (place): statement", ratio=1, overflow="fold")
+    table.add_column("paper", width=14 if wide else 11, overflow="fold")
+    table.add_column("expected", width=12 if wide else 9, overflow="fold")
+    table.add_column("measured", width=17 if wide else 9, overflow="fold")
     table.add_column("verdict", no_wrap=True)
     for result in results:
         claim = result.claim

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..layout import local
 from ..site import Site
 from .base import Backend
 from .eager import EagerBackend
 
 __all__ = ["IMPLEMENTATIONS", "Backends"]
 
-IMPLEMENTATIONS = ("auto", "triton", "compiled", "eager")
+IMPLEMENTATIONS = ("auto", "triton", "eager")
 
 
 class Backends:
@@ -33,9 +34,32 @@ class Backends:
                 self._made[device] = self._make(device)
             yield self._made[device], there
 
+    def describe(self) -> str:
+        """What was picked, device by device, once there was something to pick for."""
+        if not self._made:
+            return self.implementation
+        return ", ".join(f"{backend.name} on {device}" for device, backend in self._made.items())
+
     def _make(self, device: torch.device) -> Backend:
-        if self.implementation == "triton":
+        wanted = self.implementation == "triton" or (
+            self.implementation == "auto" and device.type == "cuda"
+        )
+        if not wanted:
+            return EagerBackend()
+        obstacle = _no_triton(device)
+        if obstacle is None:
             from .fused import TritonBackend
 
             return TritonBackend()
+        if self.implementation == "triton":
+            raise RuntimeError(f"implementation 'triton' cannot run on {device}: {obstacle}")
         return EagerBackend()
+
+
+def _no_triton(device: torch.device) -> str | None:
+    """Why Triton kernels cannot run there; None if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    return "Triton needs a CUDA device (or its interpreter, TRITON_INTERPRET=1)"

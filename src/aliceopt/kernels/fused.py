@@ -16,6 +16,7 @@ from ..topography import Rates
 from . import triton_kernels as tk
 from .base import Job, Round
 from .eager import EagerBackend, sum_dtype
+from .pointing import go_home, is_swappable, point
 from .recording import Build, Moment, Rehearsal, Sender
 from .tables import Table, conformed, is_dense, memory_order
 
@@ -76,7 +77,7 @@ class TritonBackend:
             self._eager.move(others, round_name, draw)
         for swapping, table in tables:
             if swapping and round_name == "center":
-                _point(table.sites, [site.state["probe_center"] for site in table.sites])
+                point(table.sites, [site.state["probe_center"] for site in table.sites])
             else:
                 self._launch_move(table, round_name, draw)
 
@@ -87,7 +88,7 @@ class TritonBackend:
             self._eager.rest(others)
         for swapping, table in tables:
             if swapping:
-                _go_home(table.sites)
+                go_home(table.sites)
             else:
                 self._launch_move(table, "rest", Draw(0, 0))
 
@@ -116,7 +117,7 @@ class TritonBackend:
         for site in table.sites:
             site.home = site.param.data
         if round_name == "center":
-            _point(table.sites, [site.state["probe_center"] for site in table.sites])
+            point(table.sites, [site.state["probe_center"] for site in table.sites])
             return
         dtype = state_dtype(table.params[0])
         buffer = torch.empty(table.aside_size, dtype=dtype, device=table.device)
@@ -124,7 +125,7 @@ class TritonBackend:
             buffer.zero_()  # nothing will be written to it, and it will be read
         self._buffers.append(buffer)
         places = zip(table.params, table.strides, table.aside_offsets.tolist(), strict=True)
-        _point(
+        point(
             table.sites,
             [buffer.as_strided(param.shape, strides, start) for param, strides, start in places],
         )
@@ -136,7 +137,7 @@ class TritonBackend:
         if known is None:
             known = self._able[id(site)] = (site, _is_supported(site))
             worthwhile = site.numel >= _SWAP_NUMEL or type(self._sender) is not Sender
-            self._swaps[id(site)] = worthwhile and _is_swappable(site)
+            self._swaps[id(site)] = worthwhile and is_swappable(site)
         return known[1]
 
     def _table(self, key: tuple[Any, ...], sites: list[Site]) -> Table:
@@ -249,7 +250,7 @@ class TritonBackend:
             moment = Moment(draw, {job.site: job.rates for job in there})
             self._launch_update(table, key, moment, clip)
             if there[0].site.home is not None:
-                _go_home(table.sites)
+                go_home(table.sites)
             del keep
 
     def _fill_gradients(self, table: Table, jobs: list[Job]) -> list[Tensor]:
@@ -336,32 +337,6 @@ def _is_supported(site: Site) -> bool:
         if isinstance(value, Tensor) and value.dim() == here.dim() and value.dim() > 0
     )
     return is_dense(here) and laid_out_alike and len(memory_order(site)[1]) <= tk.DIMS
-
-
-def _is_swappable(site: Site) -> bool:
-    """Whether the parameter may point at other memory while gradients are taken.
-
-    That saves copying: nothing has to be moved to reach the probe center. Not for low precision
-    (nu has another dtype), for shards (FSDP keeps views of them), or for a parameter that is
-    part of a larger buffer, as the weights of a cuDNN RNN are: something may rely on it.
-    """
-    param = site.param
-    if site.low_precision or is_dtensor(param) or param.device.type != "cuda":
-        return False
-    return param.untyped_storage().nbytes() == param.numel() * param.element_size()
-
-
-def _point(sites: Sequence[Site], places: Sequence[Tensor]) -> None:
-    """Make parameters point at other memory, visibly to whoever watches their versions."""
-    for site, place in zip(sites, places, strict=True):
-        site.param.data = place
-    torch.autograd.graph.increment_version([site.param for site in sites])
-
-
-def _go_home(sites: Sequence[Site]) -> None:
-    _point(sites, [site.home for site in sites if site.home is not None])
-    for site in sites:
-        site.home = None
 
 
 def _laid_out(grad: Tensor | None, param: Tensor, strides: tuple[int, ...]) -> Tensor:
