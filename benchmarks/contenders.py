@@ -43,7 +43,8 @@ class Ready:
         grads = self._sets[self._calls % self.rounds - self.rounds]
         self._calls += 1
         for param, grad in zip(self._params, grads, strict=True):
-            param.grad = grad
+            # An alias, as nobody else names: like autograd's, Alice need not copy it to keep it.
+            param.grad = grad.detach()
         return self._loss
 
 
@@ -117,10 +118,10 @@ class Contender:
     side_gradients: int = 0
 
 
-def contenders(dtype: torch.dtype, implementation: str) -> list[Contender]:
+def contenders(dtype: torch.dtype, implementation: str, device: torch.device) -> list[Contender]:
     """All rows of the table, in order."""
     item = dtype.itemsize
-    quick, full = alice_traffic(dtype)
+    quick, full = alice_traffic(dtype, device)
     alice = partial(_alice, implementation=implementation)
     return [
         Contender("copy", "copy of the parameters", 2 * item, _copy),
@@ -132,21 +133,25 @@ def contenders(dtype: torch.dtype, implementation: str) -> list[Contender]:
     ]
 
 
-def alice_traffic(dtype: torch.dtype) -> tuple[int, int]:
+def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
     """Bytes a parameter of a quick and of a full step, with glass and a Hessian.
 
-    P and G are a parameter's and a gradient's bytes, S those of the state. Departing reads the
-    parameter and nu and writes mu aside and the parameter; a move reads nu and writes the
-    parameter. An update reads g0, g, s, rho, h and mu and writes g, s, nu and the parameter; a
-    full one also reads two gradients and writes rho and h. Low precision adds a master copy, read
-    at departure and written by the update, and nu in a full update, for the realised radius.
+    P and G are a parameter's and a gradient's bytes, S those of the state. An update reads g0, g,
+    s, rho, h and mu and writes g, s, nu and the parameter; a full one also reads two gradients
+    and writes rho and h. On CUDA, in full precision, parameters are pointed at nu, and a side is
+    nu read and a scratch copy written. Elsewhere departing reads the parameter and nu and writes
+    mu aside and the parameter, and two moves read nu and write the parameter. Low precision adds
+    a master copy, read at departure and written by the update, and nu in a full update.
     """
     P = G = dtype.itemsize
     S = torch.promote_types(dtype, torch.float32).itemsize
     low = S if P < S else 0
-    depart, move = 2 * P + 2 * S + low, S + P
     update = G + 5 * S + 3 * S + P + low
-    return depart + update, depart + 2 * move + update + 2 * G + 2 * S + low
+    full_update = update + 2 * G + 2 * S + low
+    if device.type == "cuda" and not low:
+        return update, 2 * (S + P) + full_update
+    depart, move = 2 * P + 2 * S + low, S + P
+    return depart + update, depart + 2 * move + full_update
 
 
 def _copy(workload: Workload, capturable: bool) -> Running:

@@ -232,7 +232,7 @@ def measure(args: argparse.Namespace) -> tuple[report.Header, list[Row]]:
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     shapes = MODELS[args.model]()
     workload = Workload(shapes, dtype, device)
-    entries = contenders(dtype, args.implementation)
+    entries = contenders(dtype, args.implementation, device)
     rows = {c.name: Row(c.name, c.label, c.traffic) for c in entries}
     header = {
         **report.environment(device),

@@ -45,16 +45,18 @@ def test_resnet18_model_has_the_listed_shapes() -> None:
     assert list(found.items()) == list(shapes.resnet18().items())
 
 
-def test_traffic_in_float32_is_56_and_88_bytes() -> None:
-    """The bytes a parameter that the step needs, in full and in low precision."""
-    assert alice_traffic(torch.float32) == (56, 88)
-    assert alice_traffic(torch.bfloat16) == (56, 84)
+def test_traffic_is_what_the_passes_read_and_write() -> None:
+    """The bytes a parameter that a step needs; pointing parameters at nu saves four copies."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert alice_traffic(torch.float32, cpu) == (56, 88)
+    assert alice_traffic(torch.float32, cuda) == (40, 72)
+    assert alice_traffic(torch.bfloat16, cuda) == (56, 84)
 
 
 def test_quick_and_full_rows_take_only_such_steps() -> None:
     """After its setup the quick row never measures, and the full row always does."""
     workload = Workload(shapes.tiny(), torch.float32, CPU)
-    rows = {c.name: c for c in contenders(torch.float32, "eager")}
+    rows = {c.name: c for c in contenders(torch.float32, "eager", torch.device("cpu"))}
     for name, expected in (("alice_quick", (1, 3)), ("alice_full", (4, 0))):
         running = rows[name].make(workload, False)
         for _ in range(3):
@@ -118,7 +120,7 @@ def test_step_runs_through_to_table_and_json(
         step.main, tmp_path / "s.json", "--device", "cpu", "--model", "tiny", "--dtype", dtype
     )
     rows = {row["name"]: row for row in found["rows"]}
-    assert list(rows) == [c.name for c in contenders(torch.float32, "eager")]
+    assert list(rows) == [c.name for c in contenders(torch.float32, "eager", torch.device("cpu"))]
     for name, row in rows.items():
         if row["note"] == "not installed":
             continue
@@ -169,8 +171,8 @@ def test_a_failing_row_is_reported_not_raised(
     def broken(workload: Workload, capturable: bool) -> Running:
         raise RuntimeError("no such thing")
 
-    def with_one_broken(dtype: torch.dtype, implementation: str) -> list[Contender]:
-        *others, last = contenders(dtype, implementation)
+    def with_one_broken(*args: Any) -> list[Contender]:
+        *others, last = contenders(*args)
         return [*others, dataclasses.replace(last, make=broken)]
 
     monkeypatch.setattr(step, "contenders", with_one_broken)

@@ -42,23 +42,22 @@ class _PinnedRing:
     """
 
     def __init__(self, slots: int = 64) -> None:
-        self._slots: list[tuple[Tensor, torch.cuda.Event] | None] = [None] * slots
+        self._slots: list[tuple[Tensor, np.ndarray, torch.cuda.Event] | None] = [None] * slots
         self._next = 0
 
-    def copy_(self, target: Tensor, source: Tensor) -> None:
-        """Copy a small CPU tensor to the device without waiting for it."""
+    def copy_(self, target: Tensor, source: np.ndarray) -> None:
+        """Copy a small array to the device without waiting for it."""
         slot, nbytes = self._slots[self._next], source.nbytes
-        if slot is None or slot[0].numel() < nbytes:
+        if slot is None or slot[1].nbytes < nbytes:
             size = max(1024, 1 << (nbytes - 1).bit_length())
-            slot = (torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
-            self._slots[self._next] = slot
-        elif not slot[1].query():
-            slot[1].synchronize()
+            pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            slot = self._slots[self._next] = (pinned, pinned.numpy(), torch.cuda.Event())
+        elif not slot[2].query():
+            slot[2].synchronize()
         self._next = (self._next + 1) % len(self._slots)
-        staged = slot[0][:nbytes].view(source.dtype).view(source.shape)
-        staged.copy_(source)
-        target.copy_(staged, non_blocking=True)
-        slot[1].record(torch.cuda.current_stream(target.device))
+        slot[1][:nbytes] = source.reshape(-1).view(np.uint8)
+        target.view(-1).view(torch.uint8).copy_(slot[0][:nbytes], non_blocking=True)
+        slot[2].record(torch.cuda.current_stream(target.device))
 
 
 _RING = _PinnedRing()
@@ -73,7 +72,7 @@ class Sender:
         if device.type != "cuda":
             return host.clone()
         target = torch.empty(array.shape, dtype=host.dtype, device=device)
-        _RING.copy_(target, host)
+        _RING.copy_(target, array)
         return target
 
     def numbers(self, build: Build, moment: Moment, device: torch.device) -> Tensor:
@@ -137,4 +136,4 @@ class Recorder(Sender):
         """Refresh all numbers, without waiting for the device."""
         moment = Moment(draw, rates)
         for tensor, build in self._numbers:
-            _RING.copy_(tensor, torch.from_numpy(build(moment)))
+            _RING.copy_(tensor, build(moment))
