@@ -290,7 +290,7 @@ class Alice(Optimizer):
         for site in self._sites:
             state = self.state.get(site.param)
             if state is not site.state:
-                site.state = {} if state is None else state
+                site.state, site.fitted_for = {} if state is None else state, None
         return self._sites
 
     def _drop_probe(self) -> None:

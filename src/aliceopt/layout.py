@@ -19,6 +19,7 @@ __all__ = [
     "block_of",
     "check_seen",
     "devices_of",
+    "is_distributed",
     "is_dtensor",
     "local",
     "recover",
@@ -42,6 +43,11 @@ def is_dtensor(tensor: Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
+
+
+def is_distributed() -> bool:
+    """Whether this process is one of a group; only then can there be FSDP2 modules."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -129,7 +135,7 @@ def devices_of(param: Tensor) -> set[torch.device]:
 
 
 def _fsdp_modules(model: nn.Module | None) -> Iterator[Any]:
-    if model is None or not torch.distributed.is_available():
+    if model is None or not is_distributed():
         return
     from torch.distributed.fsdp import FSDPModule
 
@@ -182,7 +188,7 @@ def _end_iteration(module: Any) -> None:
 
 def check_seen(params: Iterable[Tensor], model: nn.Module | None) -> None:
     """Refuse parameters that a forward of ``model`` would not look at, even after `reshard`."""
-    if model is None:
+    if model is None or not is_distributed():
         return
     seen = {id(param) for param in model.parameters()}
     for param in params:

@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
 )
 
 from .kernels import Backend, Backends, Job, Round
-from .layout import check_seen, devices_of, local, recover, reshard
+from .layout import check_seen, devices_of, is_distributed, local, recover, reshard
 from .scaling import clip_factors
 from .site import Draw, Site
 from .warning import warn
@@ -51,25 +51,29 @@ class BufferGuard:
     """A snapshot of every buffer of a model, registered names and tensor identities included."""
 
     def __init__(self, model: nn.Module | None):
-        self._saved: list[tuple[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]]] = []
-        for module in model.modules() if model is not None else ():
-            if module._buffers:
-                buffers = {
-                    name: (buffer, None if buffer is None else buffer.detach().clone())
-                    for name, buffer in module._buffers.items()
-                }
-                self._saved.append((module, buffers))
+        self._registered = [
+            (module, dict(module._buffers))
+            for module in (model.modules() if model is not None else ())
+            if module._buffers
+        ]
+        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for _, buffers in self._registered:
+            for buffer in buffers.values():
+                if buffer is not None:
+                    kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer.detach())
+        # One copy a kind, not one a buffer: BatchNorm networks have many small ones.
+        self._copies = [(there, [torch.empty_like(b) for b in there]) for there in kinds.values()]
+        for buffers_, saved in self._copies:
+            torch._foreach_copy_(saved, buffers_)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put every buffer back: the same tensor objects with the same contents."""
-        for module, buffers in self._saved:
-            for name in [name for name in module._buffers if name not in buffers]:
-                del module._buffers[name]
-            for name, (buffer, saved) in buffers.items():
-                module._buffers[name] = buffer
-                if buffer is not None and saved is not None:
-                    buffer.copy_(saved)
+        for module, buffers in self._registered:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for buffers_, saved in self._copies:
+            torch._foreach_copy_(buffers_, saved)
 
 
 class BufferWatch:
@@ -129,7 +133,7 @@ def _is_lent(grad: Tensor) -> bool:
     buffer, a tensor that some variable still names, and, in distributed training, anything: DDP's
     gradients may be views of buckets.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if is_distributed():
         return True
     named_elsewhere = sys.getrefcount(grad) > _OWN_REFERENCES
     return named_elsewhere or grad.untyped_storage().nbytes() != grad.nbytes

@@ -31,7 +31,8 @@ class Site:
     and ``home`` is its own data, still at mu. ``plus`` and ``minus`` are the
     gradients of the two sides. ``index`` is the parameter's place in the optimizer, ``skipped``
     counts coordinates that updates left alone (0-dim int64, on the parameter's device), and
-    ``numel`` those that this process holds. ``rates`` are the numbers of the last update.
+    ``numel`` those that this process holds. ``rates`` are the numbers of the last update, and
+    ``fitted_for`` the curvature terms that the state is known to have.
     """
 
     param: nn.Parameter
@@ -45,6 +46,7 @@ class Site:
     position: Tensor | None = None
     home: Tensor | None = None
     rates: Rates | None = None
+    fitted_for: tuple[bool, str] | None = None
     plus: Tensor | None = None
     minus: Tensor | None = None
     unscaled: Tensor | None = None

@@ -121,8 +121,11 @@ def jobs_of(sites: Sequence[Site], *, full: bool) -> list[Job]:
     Sites that share group, count and weight share one `Rates`.
     """
     updating = [site for site in sites if site.param.grad is not None]
+    terms = {id(site.group): (site.group["glass"], site.group["hessian"]) for site in updating}
     for site in updating:
-        fit_(site)
+        if site.fitted_for != terms[id(site.group)]:
+            fit_(site)
+            site.fitted_for = terms[id(site.group)]
     known: dict[tuple[int, float, float, bool], Rates] = {}
     jobs = []
     for site, count, weight in zip(updating, *_counters(updating), strict=True):

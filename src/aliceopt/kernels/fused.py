@@ -231,16 +231,20 @@ class TritonBackend:
     def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
         """Averages, position and probe center of every job."""
         groups: dict[tuple[Any, ...], list[Job]] = {}
-        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         others = []
         for job in jobs:
-            if not self._can(job.site):
+            site = job.site
+            if not self._can(site):
                 others.append(job)
-            elif job.site.numel:
-                short = _short_key(job)
-                key = known.get(short)
+            elif site.numel:
+                # As telling as `_update_key` within one step, and cheaper to make.
+                grad, side = site.gradient, site.plus if site.plus is not None else site.minus
+                dtypes = (site.param.dtype, grad.dtype, None if side is None else side.dtype)
+                short = (id(job.rates), dtypes, site.home is None, site.numel % 4)
+                key = keys.get(short)
                 if key is None:
-                    key = known[short] = _update_key(job)
+                    key = keys[short] = _update_key(job)
                 groups.setdefault(key, []).append(job)
         if others:
             self._eager.update(others, draw, clip)
@@ -346,15 +350,6 @@ def _laid_out(grad: Tensor | None, param: Tensor, strides: tuple[int, ...]) -> T
     if type(grad) is Tensor and grad.stride() == strides:
         return grad
     return conformed(local(grad), param)
-
-
-def _short_key(job: Job) -> tuple[Any, ...]:
-    """As telling as `_update_key` within one step, and cheaper to make."""
-    site = job.site
-    side = site.plus if site.plus is not None else site.minus
-    side_dtype = None if side is None else side.dtype
-    dtypes = (site.param.dtype, site.gradient.dtype, side_dtype)
-    return (id(job.rates), job.measuring, *dtypes, site.home is None, site.numel % 4 == 0)
 
 
 def _update_key(job: Job) -> tuple[Any, ...]:
