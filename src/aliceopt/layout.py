@@ -116,7 +116,7 @@ def align_gradients_(params: Iterable[Tensor]) -> None:
 
     Autograd may leave it as ``Partial`` sums, whose squares and absolute values do not add up.
     """
-    for param in params:
+    for param in params if is_distributed() else ():
         grad: Any = param.grad
         if grad is not None and is_dtensor(grad) and is_dtensor(param):
             placements = param.placements  # type: ignore[attr-defined]
@@ -124,13 +124,15 @@ def align_gradients_(params: Iterable[Tensor]) -> None:
                 param.grad = grad.detach().redistribute(placements=placements)
 
 
-def devices_of(param: Tensor) -> set[torch.device]:
-    """Where a parameter lies and where it is used: not the same when FSDP2 offloads to the CPU."""
-    devices = {param.device}
-    if is_dtensor(param):
-        kind: str = param.device_mesh.device_type  # type: ignore[attr-defined]
-        if kind != param.device.type:
-            devices.add(torch.device(kind, torch.get_device_module(kind).current_device()))
+def devices_of(params: Iterable[Tensor]) -> set[torch.device]:
+    """Where parameters lie and where they are used: not the same when FSDP2 offloads to the CPU."""
+    params = list(params)
+    devices = {param.device for param in params}
+    for param in params if is_distributed() else ():
+        if is_dtensor(param):
+            kind: str = param.device_mesh.device_type  # type: ignore[attr-defined]
+            if kind != param.device.type:
+                devices.add(torch.device(kind, torch.get_device_module(kind).current_device()))
     return devices
 
 

@@ -178,9 +178,7 @@ class Probe:
     _divided: list[tuple[Backend, list[Site]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._random = self.random or RandomState(
-            device for site in self.sites for device in devices_of(site.param)
-        )
+        self._random = self.random or RandomState(devices_of(site.param for site in self.sites))
         self._buffers = BufferGuard(self.model)
         self._divided = list(self.backends.split(self.sites))
 
