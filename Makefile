@@ -25,7 +25,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Reinstalls only when the declared dependencies change.
 $(STAMP): pyproject.toml constraints.txt

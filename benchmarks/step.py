@@ -279,9 +279,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=30, help="rounds that medians are over")
     parser.add_argument("--seconds", type=float, default=120.0, help="stop timing early after them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number here")
-    parser.add_argument(
-        "--implementation", choices=("auto", "triton", "compiled", "eager"), default="auto"
-    )
+    parser.add_argument("--implementation", choices=("auto", "triton", "eager"), default="auto")
     parser.add_argument("--cold-cache", action="store_true", help="compile every kernel anew")
     return parser
 

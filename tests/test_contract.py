@@ -178,7 +178,8 @@ def test_copies_go_on_identically_and_independently(options, clone):
 
 def test_a_copy_has_every_public_attribute():
     """As torch asks of its own optimizers."""
-    _, optimizer = make({"model": network()})
+    model = network()
+    optimizer = Alice(model.parameters(), model=model)
     public = {name for name in vars(optimizer) if not name.startswith("_")}
     clone = copy.deepcopy(optimizer)
     assert public == {name for name in vars(clone) if not name.startswith("_")}

@@ -22,7 +22,10 @@ from .options import (
     SHARED,
     check_choice,
     check_group,
+    check_groups,
+    check_holds,
     check_model,
+    check_names,
     check_parameter,
     has_curvature,
     prepare_gradients_,
@@ -30,7 +33,7 @@ from .options import (
 )
 from .probe import BufferWatch, Probe
 from .scaling import check_scaler, poison_center_, refuse_scaled, unscale_
-from .site import Draw, Site, position_of
+from .site import Draw, Site, bound, position_of
 from .state import count_, jobs_of
 from .telemetry import Telemetry, measure
 from .warning import warn
@@ -61,20 +64,17 @@ class Alice(Optimizer):
         params: parameters, named parameters or groups, as for any torch optimizer.
         lr: upper bound of the step, in units of ``limit``; any torch scheduler may drive it.
         lr_min: lower bound, in the same units; at or above ``lr`` both bounds are ``lr``.
-        probe_radius: distance of the probes in every coordinate. None: half of ``lr``, following
-            the schedule; must be given for ``limit="sgd"``.
+        probe_radius: distance of the probes; None: half of ``lr``, but not for ``limit="sgd"``.
         betas: memory of the gradient, and of its square and the topography, in steps.
         eps: added to denominators.
-        step_fraction: phi, how much of the step the position takes; None: ``(1 - beta1)
-            lookahead``, which makes the running gradient exact (Theorem 6).
+        step_fraction: phi, how much of it the position takes; None: ``(1 - beta1) lookahead``.
         lookahead: omega, how much of the step the next probe center takes.
         limit: what the bounds multiply: "adam" (``|g|/sqrt(s)``), "fixed" (1) or "sgd" (``|g|``).
         hessian: "none", "abs", "rms" or "signed", the estimator of the Hessian diagonal.
         glass: whether glass density counts.
         quick_steps: steps with one gradient between two steps with three.
         weight_decay: decoupled, as in AdamW.
-        max_grad_norm: clip all gradients of a step by the factor that brings the global norm of
-            the center one down to this.
+        max_grad_norm: clip all gradients of a step by the factor for the center one's norm.
         maximize: ascend instead.
         seed: of the probe directions; torch's random state is not used.
         model: the module whose buffers (BatchNorm statistics, counters) must not notice the
@@ -135,13 +135,13 @@ class Alice(Optimizer):
         self._warned: set[str] = set()
         self._sites: list[Site] = []
         super().__init__(params, defaults)
+        check_holds(model, self._params())
 
     # ---- groups -------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, also in mid-training; per-optimizer options cannot differ by group."""
         self._drop_probe()
-        self._sites = []
         shared = self.param_groups[0] if self.param_groups else self.defaults
         for name in SHARED:
             value = param_group.get(name, shared[name])
@@ -154,6 +154,7 @@ class Alice(Optimizer):
         group = self.param_groups[-1]
         try:
             group.update({name: shared[name] for name in SHARED})
+            check_names(group)
             check_group(group)
             for i, param in enumerate(group["params"]):
                 names = group.get("param_names")
@@ -193,7 +194,7 @@ class Alice(Optimizer):
                 )
             self._drop_probe()
             if isinstance(closure, CapturedStep):
-                return closure.replay()
+                return closure.replay(self)
             return self._step_with(closure)
         if self._probe is not None and not self._probe.finished:
             self._drop_probe()
@@ -243,7 +244,7 @@ class Alice(Optimizer):
                 probe.end(name)
             if scaler is not None:
                 poison_center_(probe.sites)
-            probe.finished = True
+            probe.finish()
         finally:
             if self._probe is probe and not probe.finished:
                 self._drop_probe()
@@ -263,6 +264,7 @@ class Alice(Optimizer):
         return due and any(has_curvature(group) for group in self.param_groups)
 
     def _new_probe(self, scaler: Any) -> Probe:
+        check_groups(self.param_groups)
         full = self._full_due() and any(probe_radius(group) > 0 for group in self.param_groups)
         sites = [site for site in self._fresh_sites() if site.param.requires_grad]
         if full:
@@ -283,14 +285,9 @@ class Alice(Optimizer):
 
     def _bound_sites(self) -> list[Site]:
         """A site for every parameter, the same from step to step, with its state."""
-        if not self._sites:
-            for group in self.param_groups:
-                for param in group["params"]:
-                    self._sites.append(Site.of(param, len(self._sites), group))
-        for site in self._sites:
-            state = self.state.get(site.param)
-            if state is not site.state:
-                site.state, site.fitted_for = {} if state is None else state, None
+        self._sites, replaced = bound(self._sites, self.param_groups, self.state)
+        if replaced:
+            self._backends.forget()
         return self._sites
 
     def _drop_probe(self) -> None:
@@ -311,13 +308,16 @@ class Alice(Optimizer):
     @torch.no_grad()
     def _apply(self, loss_scale: Tensor | None = None) -> None:
         """Turn the gradients at hand into new averages and positions, and count the step."""
-        probe, self._probe = self._probe, None
-        if probe is None:
-            probe = self._plain_probe()
-        reshard(self.model)
-        unscale_(probe.sites, loss_scale)
-        jobs = jobs_of(probe.sites, full=probe.full)
-        probe.update(jobs, self._shared("max_grad_norm"))
+        probe, self._probe = self._probe or self._plain_probe(), None
+        try:
+            reshard(self.model)
+            probe.check_center()
+            unscale_(probe.sites, loss_scale)
+            jobs = jobs_of(probe.sites, full=probe.full)
+            probe.update(jobs, self._shared("max_grad_norm"))
+        except BaseException:
+            probe.cancel()
+            raise
         self._count(jobs, probe.full)
 
     def _plain_probe(self) -> Probe:
@@ -337,7 +337,7 @@ class Alice(Optimizer):
 
     def _count(self, jobs: list[Job], full: bool) -> None:
         for job in jobs:
-            if job.site.rates is None:  # its first update
+            if self.state.get(job.site.param) is not job.site.state:
                 self.state[job.site.param] = job.site.state
         count_(jobs)
         cadence = self._shared("cadence")

@@ -12,6 +12,7 @@ registered with the graph, and the host sets all of them alike before a replay.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ import torch
 from torch import Tensor
 
 from .kernels import Backend, Backends
+from .kernels.pointing import go_home
 from .kernels.recording import Recorder, Rehearsal, Sender
 from .layout import is_dtensor, local
-from .options import has_curvature, probe_radius
+from .options import check_groups, has_curvature, probe_radius
 from .probe import Probe, RandomState
 from .site import Draw, Site, position_of
 from .state import fit_, jobs_of
@@ -71,9 +73,9 @@ class _Serving(Backends):
     """One given Triton backend for all sites."""
 
     def __init__(self, sender: Sender):
+        super().__init__("triton")
         from .kernels.fused import TritonBackend
 
-        super().__init__("triton")
         self._backend = TritonBackend(sender)
 
     def split(self, sites: Sequence[Site]) -> Iterator[tuple[Backend, list[Site]]]:
@@ -162,7 +164,8 @@ class CapturedStep:
         for site in sites:
             # Any positive number: what is recorded is that this site is displaced.
             site.radius = 1.0 if full and has_curvature(site.group) else 0.0
-        return Probe(sites, Draw(0, 0), full, backends, self.optimizer.model, random=random)
+        model = self.optimizer.model
+        return Probe(sites, Draw(0, 0), full, backends, model, random=random, keep=_kept)
 
     def _make_states(self) -> None:
         """Evaluate once, leaving no trace, to see which parameters get gradients."""
@@ -177,6 +180,15 @@ class CapturedStep:
                     fit_(site)
                     optimizer.state[site.param] = site.state
         probe.cancel()
+        from .kernels.fused import TritonBackend
+
+        backend = TritonBackend()
+        for site in probe.sites:
+            if site.state and site.numel and not backend._can(site):
+                raise ValueError(
+                    f"capture needs dense parameters, got one of shape {tuple(site.param.shape)} "
+                    f"with strides {site.param.stride()}"
+                )
 
     def _rehearse(self, full: bool) -> int:
         """A step with every launch but no effect: compiles kernels and fills library caches.
@@ -217,6 +229,10 @@ class CapturedStep:
                 random = _GraphRandom(self._generator, [*extra, main])
                 probe = self._probe(full, _Serving(recorder), random)
                 loss = self._run(probe)
+        except BaseException:
+            # Nothing has run, so nothing needs undoing but where parameters point.
+            go_home([site for site in self.optimizer._sites if site.home is not None])
+            raise
         finally:
             self._generator.graphsafe_set_state(main)
         recorder.flush()
@@ -237,11 +253,16 @@ class CapturedStep:
         optimizer = self.optimizer
         options = [tuple(group[name] for name in _STRUCTURE) for group in optimizer.param_groups]
         params = [(p.data_ptr(), p.requires_grad) for p in optimizer._params()]
-        return [options, params]
+        states = [
+            [v.data_ptr() for v in site.state.values() if v.dim()] for site in optimizer._sites
+        ]
+        return [options, params, states]
 
-    def replay(self) -> Any:
+    def replay(self, optimizer: Alice) -> Any:
         """Replay the step that is due; called by ``optimizer.step``."""
-        optimizer = self.optimizer
+        if optimizer is not self.optimizer:
+            raise ValueError("this step was captured with another optimizer")
+        check_groups(optimizer.param_groups)
         sites = self._sites()
         moved = optimizer._sites is not self._known_sites
         if moved or self._structure() != self._fingerprint:
@@ -262,6 +283,36 @@ class CapturedStep:
         recording.graph.replay()
         optimizer._count(jobs, full)
         return recording.loss
+
+
+def _kept(grad: Tensor, scaler: Any) -> Tensor:
+    """A side's gradient, copied only if its memory may be written again within the graph.
+
+    Autograd allocates fresh memory for it, which the graph then owns. A tensor that anyone else
+    refers to, by name or by storage, or that is a part of a larger one, may be a buffer in use.
+    """
+    storage = grad.untyped_storage()
+    references = sys.getrefcount(grad), torch._C._storage_Use_Count(storage._cdata)
+    ours = (
+        all(a <= b for a, b in zip(references, _OWN_REFERENCES, strict=True))
+        and storage.nbytes() == grad.nbytes
+    )
+    return grad if ours else grad.clone()
+
+
+def _own_references() -> tuple[int, int]:
+    """What `_kept` counts of a gradient that nobody else refers to."""
+
+    def counted(grad: Tensor, scaler: Any) -> tuple[int, int]:
+        storage = grad.untyped_storage()
+        return sys.getrefcount(grad), torch._C._storage_Use_Count(storage._cdata)
+
+    param = torch.nn.Parameter(torch.zeros(1))
+    param.sum().backward()
+    return counted(param.grad, None)  # type: ignore[arg-type]
+
+
+_OWN_REFERENCES = _own_references()
 
 
 def _check(optimizer: Alice) -> torch.device:

@@ -51,6 +51,11 @@ def _check_groups(saved_groups: list[dict[str, Any]], groups: list[dict[str, Any
             f"the checkpoint has {len(saved_groups)} parameter groups, the optimizer {len(groups)}"
         )
     for i, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
+        missing = [name for name in ("limit", "hessian", "cadence") if name not in saved]
+        if missing:
+            raise ValueError(
+                f"the checkpoint is not Alice's: its group {i} has no {', '.join(missing)}"
+            )
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(
                 f"group {i} has {len(saved['params'])} parameters in the checkpoint, "

@@ -108,7 +108,7 @@ def figure(
         FigureName,
         typer.Argument(
             help="Figure 2 (glass), Figure 3 (relu), or Theorem 1 on real networks (theorem1, "
-            "half a minute)."
+            "a minute)."
         ),
     ],
     out: Annotated[

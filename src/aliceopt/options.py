@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,10 @@ __all__ = [
     "SHARED",
     "check_choice",
     "check_group",
+    "check_groups",
+    "check_holds",
     "check_model",
+    "check_names",
     "check_parameter",
     "has_curvature",
     "number",
@@ -82,6 +86,14 @@ def step_fraction(group: dict[str, Any]) -> float:
     return float((1 - group["betas"][0]) * group["lookahead"] if phi is None else phi)
 
 
+def check_names(group: dict[str, Any]) -> None:
+    """Keys that are no options pass, as they do in torch, unless they look like a slip."""
+    for key in set(group) - set(OPTIONS):
+        meant = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0.85)
+        if meant:
+            raise ValueError(f"{key!r} is no option of a group: did you mean {meant[0]!r}?")
+
+
 def check_group(group: dict[str, Any]) -> None:
     """Raise ``ValueError`` for the first option out of range, naming option, value and range."""
     for name in ("lr", "lr_min", "weight_decay", "eps"):
@@ -102,6 +114,14 @@ def check_group(group: dict[str, Any]) -> None:
     _check_count("quick_steps", group["quick_steps"], None)
     _check_count("seed", group["seed"], 2**63)
     probe_radius(group)  # a radius is needed and cannot be derived
+
+
+def check_groups(groups: list[dict[str, Any]]) -> None:
+    """Options may have been edited since the last step; what is shared is the first group's."""
+    shared = {name: groups[0][name] for name in SHARED}
+    for group in groups:
+        group.update(shared)
+        check_group(group)
 
 
 def _check_number(name: str, value: Any, *, minimum: float, open_below: bool = False) -> None:
@@ -163,6 +183,17 @@ def check_parameter(param: Tensor, name: str, *, model: nn.Module | None) -> Non
             raise ValueError(
                 f"{name} is a DTensor, so model must be given, got None: an FSDP module left "
                 "unsharded would not see the probes"
+            )
+
+
+def check_holds(model: nn.Module | None, params: Iterable[Tensor]) -> None:
+    """Refuse a model that has nothing to do with the parameters: its buffers are the wrong ones."""
+    if model is not None:
+        held = {id(param) for param in model.parameters()}
+        if not any(id(param) in held for param in params):
+            raise ValueError(
+                f"model ({type(model).__name__}) must be the module that the parameters belong "
+                "to, but holds none of them"
             )
 
 

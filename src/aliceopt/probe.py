@@ -8,8 +8,7 @@ last one, at the center, leaves its mark on them.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from .kernels import Backend, Backends, Job, Round
-from .layout import check_seen, devices_of, is_distributed, local, recover, reshard
+from .layout import check_seen, devices_of, local, recover, reshard
 from .scaling import clip_factors
 from .site import Draw, Site
 from .warning import warn
@@ -59,7 +58,7 @@ class BufferGuard:
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for _, buffers in self._registered:
             for buffer in buffers.values():
-                if buffer is not None:
+                if buffer is not None and not _is_expanded(buffer):
                     kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer.detach())
         # One copy a kind, not one a buffer: BatchNorm networks have many small ones.
         self._copies = [(there, [torch.empty_like(b) for b in there]) for there in kinds.values()]
@@ -74,6 +73,11 @@ class BufferGuard:
             module._buffers.update(buffers)
         for buffers_, saved in self._copies:
             torch._foreach_copy_(buffers_, saved)
+
+
+def _is_expanded(buffer: Tensor) -> bool:
+    """Whether entries share memory, so that nothing can write to the buffer in place."""
+    return any(s == 0 and n > 1 for s, n in zip(buffer.stride(), buffer.shape, strict=True))
 
 
 class BufferWatch:
@@ -115,45 +119,13 @@ class BufferWatch:
 
 def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
     """A side's gradient, unscaled, and safe from the next backward, which may reuse its memory."""
-    lent = _is_lent(grad)
-    mine = grad if type(grad) is Tensor else local(grad)
-    if scaler is not None:
-        # The public way to the scale that does not wait for the device. Division in float32,
-        # because 1/65536 of a half-precision gradient may not be representable.
-        one = torch.ones((), dtype=torch.float32, device=mine.device)
-        scale: Tensor = scaler.scale(one)
-        return mine.to(torch.promote_types(mine.dtype, torch.float32)) / scale
-    return mine.clone() if lent else mine
-
-
-def _is_lent(grad: Tensor) -> bool:
-    """Whether the gradient's memory may be written again by whoever else holds it.
-
-    Autograd hands over fresh memory that nobody else refers to. Lent are a part of a larger
-    buffer, a tensor that some variable still names, and, in distributed training, anything: DDP's
-    gradients may be views of buckets.
-    """
-    if is_distributed():
-        return True
-    named_elsewhere = sys.getrefcount(grad) > _OWN_REFERENCES
-    return named_elsewhere or grad.untyped_storage().nbytes() != grad.nbytes
-
-
-def _own_references() -> int:
-    """How many references `_is_lent` sees of a gradient that nobody else names."""
-
-    def as_kept(grad: Tensor) -> int:
-        return as_lent(grad)
-
-    def as_lent(grad: Tensor) -> int:
-        return sys.getrefcount(grad)
-
-    param = nn.Parameter(torch.zeros(1))
-    param.sum().backward()
-    return as_kept(param.grad)  # type: ignore[arg-type]
-
-
-_OWN_REFERENCES = _own_references()
+    mine = local(grad)
+    if scaler is None:
+        return mine.clone()
+    # The public way to the scale that does not wait for the device. Division in float32, because
+    # 1/65536 of a half-precision gradient may not be representable.
+    scale: Tensor = scaler.scale(torch.ones((), dtype=torch.float32, device=mine.device))
+    return mine.to(torch.promote_types(mine.dtype, torch.float32)) / scale
 
 
 @dataclass
@@ -171,16 +143,23 @@ class Probe:
     model: nn.Module | None = None
     scaler: Any = None
     random: RandomState | None = None
+    keep: Callable[[Tensor, Any], Tensor] = kept_gradient
     finished: bool = False
     at_rest: bool = True
     _random: RandomState = field(init=False)
     _buffers: BufferGuard = field(init=False)
     _divided: list[tuple[Backend, list[Site]]] = field(init=False)
+    _center: list[tuple[int, int] | None] = field(init=False, default_factory=list)
+    _others: list[nn.Parameter] = field(init=False, default_factory=list)
+    _foreign: list[tuple[nn.Parameter, Tensor | None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = self.random or RandomState(devices_of(site.param for site in self.sites))
         self._buffers = BufferGuard(self.model)
         self._divided = list(self.backends.split(self.sites))
+        if self.full and self.model is not None:
+            mine = {id(site.param) for site in self.sites}
+            self._others = [p for p in self.model.parameters() if id(p) not in mine]
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -194,6 +173,11 @@ class Probe:
             self._buffers.restore()
         self._go(round_name)
         check_seen((site.param for site in self.sites), self.model)
+        if round_name != "center":
+            # Parameters of the model that others train must get one gradient, not three.
+            self._foreign = [(p, p.grad) for p in self._others]
+            for param, _ in self._foreign:
+                param.grad = None
         for site in self.sites:
             site.param.grad = None
 
@@ -201,9 +185,11 @@ class Probe:
         """Keep a side's gradients; the center's stay in ``.grad``."""
         if round_name == "center":
             return
+        for param, grad in self._foreign:
+            param.grad = grad
         for site in self.sites:
             if site.param.grad is not None and site.radius > 0:
-                setattr(site, round_name, kept_gradient(site.param.grad, self.scaler))
+                setattr(site, round_name, self.keep(site.param.grad, self.scaler))
             site.param.grad = None
 
     @torch.no_grad()
@@ -223,6 +209,25 @@ class Probe:
         if idle and not self.at_rest:
             for backend, sites in self.backends.split(idle):
                 backend.rest(sites)
+
+    def finish(self) -> None:
+        """All evaluations are done; from here on the center's gradients should stay as they are."""
+        self._center = self._center_marks() if self.full else []
+        self.finished = True
+
+    def _center_marks(self) -> list[tuple[int, int] | None]:
+        grads = [site.param.grad for site in self.sites]
+        return [None if g is None else (id(g), g._version) for g in grads]
+
+    def check_center(self) -> None:
+        """Warn if the center's gradients were changed after the loop, and the sides' were not."""
+        now = self._center_marks() if self._center else []
+        if any(b is not None and a != b for a, b in zip(self._center, now, strict=True)):
+            warn(
+                ".grad was changed between the evaluations and step(), but the probes' gradients "
+                "were not, and the difference will look like curvature. To clip gradients, use "
+                "Alice(..., max_grad_norm=...)"
+            )
 
     def update(self, jobs: Sequence[Job], max_grad_norm: float | None) -> None:
         """Run these updates, all gradients clipped by one factor; idle parameters go home."""
@@ -245,6 +250,8 @@ class Probe:
         self._buffers.restore()
         for site in self.sites:
             site.param.grad = None
+        for param, grad in self._foreign:
+            param.grad = grad
 
     @torch.no_grad()
     def _go(self, round_name: Round) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from .layout import block_of, local
 from .signs import block_signs, sign_key
 from .topography import Rates
 
-__all__ = ["Draw", "Site", "displaced", "position_of", "realised_radius", "state_dtype"]
+__all__ = ["Draw", "Site", "bound", "displaced", "position_of", "realised_radius", "state_dtype"]
 
 
 class Draw(NamedTuple):
@@ -108,6 +109,25 @@ def state_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype == torch.float64 else torch.float32
 
 
+def bound(
+    sites: list[Site], groups: list[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
+) -> tuple[list[Site], bool]:
+    """A site for every parameter, the same as before where possible, with its state as it is now.
+
+    Also tells whether a state in use was replaced behind the optimizer's back.
+    """
+    if len(sites) != sum(len(group["params"]) for group in groups):
+        owners = [(group, param) for group in groups for param in group["params"]]
+        sites = [Site.of(param, i, group) for i, (group, param) in enumerate(owners)]
+    replaced = False
+    for site in sites:
+        state = states.get(site.param)
+        if state is not site.state and (state or site.rates is not None):
+            replaced = replaced or site.rates is not None
+            site.state, site.rates, site.fitted_for = state or {}, None, None
+    return sites, replaced
+
+
 def position_of(site: Site) -> Tensor:
     """Mu in state precision, as a new local tensor.
 
@@ -139,8 +159,9 @@ def realised_radius(site: Site, *, fall_back: bool = True) -> float | Tensor:
 
     Low precision rounds. Were the two sides rounded separately, a quadratic would look like glass
     wherever they came out unequal. So the radius is rounded once, on the side away from zero: the
-    grid there is the coarser one, and what fits on it fits on the other side too. Where it rounds
-    to zero nothing is displaced, and ``fall_back`` gives the nominal radius to divide by.
+    grid there is the coarser one, and what fits on it fits on the other side too, as long as the
+    probe does not cross zero; if it does, the sides differ by less than a rounding of the radius.
+    Where it rounds to zero nothing is displaced, and ``fall_back`` gives the nominal radius.
     """
     if not site.low_precision:
         return site.radius

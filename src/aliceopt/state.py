@@ -45,8 +45,8 @@ def _fits(site: Site) -> bool:
 def fit_(site: Site) -> None:
     """Give the state everything the group's options call for.
 
-    A curvature term switched on in mid-training starts the topography afresh, because both terms
-    share one weight.
+    A term that was never measured starts the topography afresh, because both terms share one
+    weight.
     """
     state, param, group = site.state, site.param, site.group
     if _fits(site):
@@ -68,6 +68,14 @@ def fit_(site: Site) -> None:
         for name, on in wanted.items():
             if on:
                 state[name] = torch.zeros_like(param.detach(), dtype=dtype)
+
+
+def _restart_(state: State) -> None:
+    """Forget the topography: its averages share one weight, and are of the kinds asked for then."""
+    state["topography_weight"].zero_()
+    for name in ("glass_density", "hess"):
+        if name in state:
+            local(state[name]).zero_()
 
 
 def averages(state: State, group: dict[str, Any]) -> Averages:
@@ -124,6 +132,8 @@ def jobs_of(sites: Sequence[Site], *, full: bool) -> list[Job]:
     terms = {id(site.group): (site.group["glass"], site.group["hessian"]) for site in updating}
     for site in updating:
         if site.fitted_for != terms[id(site.group)]:
+            if site.fitted_for is not None:
+                _restart_(site.state)
             fit_(site)
             site.fitted_for = terms[id(site.group)]
     known: dict[tuple[int, float, float, bool], Rates] = {}

@@ -34,6 +34,10 @@ class Backends:
                 self._made[device] = self._make(device)
             yield self._made[device], there
 
+    def forget(self) -> None:
+        """Drop what backends remember of tensors; something has replaced them."""
+        self._made.clear()
+
     def describe(self) -> str:
         """What was picked, device by device, once there was something to pick for."""
         if not self._made:

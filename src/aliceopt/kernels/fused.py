@@ -18,7 +18,7 @@ from .base import Job, Round
 from .eager import EagerBackend, sum_dtype
 from .pointing import go_home, is_swappable, point
 from .recording import Build, Moment, Rehearsal, Sender
-from .tables import Table, conformed, is_dense, memory_order
+from .tables import Table, is_supported, laid_out, side_dtype
 
 __all__ = ["TritonBackend"]
 
@@ -29,10 +29,7 @@ _DTYPES = {
     torch.float16: tl.float16,
 }
 _WARPS = 4
-_SWAP_NUMEL = 1 << 20
-"""Pointing a parameter elsewhere costs the host about what copying this many elements costs the
-device. In a captured step it costs nothing.
-"""
+_MOST_TABLES = 64
 
 
 class TritonBackend:
@@ -96,7 +93,9 @@ class TritonBackend:
         """Tables of those the kernels move, and the sites to be moved eagerly."""
         names = tuple(map(id, sites))
         known = self._routes.get(names)
-        if known is not None:
+        if known is not None and any(table.is_outdated() for _, table in known):
+            self._forget()
+        elif known is not None:
             for _, table in known:
                 table.refresh()
             return known, []
@@ -132,18 +131,28 @@ class TritonBackend:
         table.refresh()
         self._launch_move(table, round_name, draw)
 
+    def _forget(self) -> None:
+        self._tables.clear()
+        self._routes.clear()
+        self._able.clear()
+
     def _can(self, site: Site) -> bool:
         known = self._able.get(id(site))
         if known is None:
-            known = self._able[id(site)] = (site, _is_supported(site))
-            worthwhile = site.numel >= _SWAP_NUMEL or type(self._sender) is not Sender
-            self._swaps[id(site)] = worthwhile and is_swappable(site)
+            known = self._able[id(site)] = (site, is_supported(site))
+            captured = type(self._sender) is not Sender
+            self._swaps[id(site)] = captured and is_swappable(site)
         return known[1]
 
     def _table(self, key: tuple[Any, ...], sites: list[Site]) -> Table:
         full_key = (*key, *map(id, sites))
         table = self._tables.get(full_key)
+        if table is not None and table.is_outdated():
+            self._forget()
+            table = None
         if table is None:
+            if len(self._tables) >= _MOST_TABLES and type(self._sender) is Sender:
+                self._forget()  # other parameters got gradients every time
             table = Table(sites, self._sender, moving=key[0] == "move")
             self._tables[full_key] = table
         table.refresh()
@@ -164,23 +173,24 @@ class TritonBackend:
         build = lambda moment: _numbers(moment, first)  # noqa: E731
         param, state = table.params[0].dtype, state_dtype(table.params[0])
         device_table = table.on_device()
-        tk.move_kernel[(table.num_chunks,)](
-            device_table,
-            table.chunk_tensor,
-            table.chunk_index,
-            self._sender.numbers(build, Moment(draw, {}), table.device),
-            len(table.sites),
-            GOAL=tk.GOALS[goal],
-            DEPART=depart,
-            P=_DTYPES[param],
-            S=_DTYPES[state],
-            LOW=param != state,
-            PERMUTED=table.permuted,
-            ALIGNED=table.aligned,
-            EVEN=table.even,
-            BLOCK=table.block,
-            num_warps=_WARPS,
-        )
+        with table.on():
+            tk.move_kernel[(table.num_chunks,)](
+                device_table,
+                table.chunk_tensor,
+                table.chunk_index,
+                self._sender.numbers(build, Moment(draw, {}), table.device),
+                len(table.sites),
+                GOAL=tk.GOALS[goal],
+                DEPART=depart,
+                P=_DTYPES[param],
+                S=_DTYPES[state],
+                LOW=param != state,
+                PERMUTED=table.permuted,
+                ALIGNED=table.aligned,
+                EVEN=table.even,
+                BLOCK=table.block,
+                num_warps=_WARPS,
+            )
 
     def square_sum(self, sites: Sequence[Site]) -> Tensor:
         """Sum of squares of all finite entries of ``.grad``, over all shards."""
@@ -204,26 +214,27 @@ class TritonBackend:
 
     def _square_sum(self, table: Table) -> Tensor:
         made = [
-            _laid_out(site.gradient, param, strides)
+            laid_out(site.gradient, param, strides)
             for site, param, strides in zip(table.sites, table.params, table.strides, strict=True)
         ]
         table.host[tk.GRAD.value] = [grad.data_ptr() for grad in made]
         state = state_dtype(table.params[0])
         device_table = table.on_device()
         partial = torch.empty(table.num_chunks, dtype=state, device=table.device)
-        tk.square_sum_kernel[(table.num_chunks,)](
-            device_table,
-            table.chunk_tensor,
-            table.chunk_index,
-            partial,
-            len(table.sites),
-            G=_DTYPES[made[0].dtype],
-            S=_DTYPES[state],
-            ALIGNED=table.aligned,
-            EVEN=table.even,
-            BLOCK=table.block,
-            num_warps=_WARPS,
-        )
+        with table.on():
+            tk.square_sum_kernel[(table.num_chunks,)](
+                device_table,
+                table.chunk_tensor,
+                table.chunk_index,
+                partial,
+                len(table.sites),
+                G=_DTYPES[made[0].dtype],
+                S=_DTYPES[state],
+                ALIGNED=table.aligned,
+                EVEN=table.even,
+                BLOCK=table.block,
+                num_warps=_WARPS,
+            )
         return partial.sum(dtype=torch.float64)
 
     # ---- updating -----------------------------------------------------------------------------
@@ -260,15 +271,16 @@ class TritonBackend:
     def _fill_gradients(self, table: Table, jobs: list[Job]) -> list[Tensor]:
         """Addresses of gradients, positions and counters; the tensors behind them are returned."""
         centers = [
-            _laid_out(job.site.gradient, param, strides)
+            laid_out(job.site.gradient, param, strides)
             for job, param, strides in zip(jobs, table.params, table.strides, strict=True)
         ]
         kept = list(centers)
         table.host[tk.GRAD.value] = [grad.data_ptr() for grad in centers]
         if jobs[0].measuring:
             for row, side in ((tk.PLUS.value, "plus"), (tk.MINUS.value, "minus")):
+                dtype = side_dtype(jobs[0].site)
                 grads = [
-                    _laid_out(getattr(job.site, side), param, strides)
+                    laid_out(getattr(job.site, side), param, strides, dtype)
                     for job, param, strides in zip(jobs, table.params, table.strides, strict=True)
                 ]
                 table.host[row] = [grad.data_ptr() for grad in grads]
@@ -284,7 +296,9 @@ class TritonBackend:
         """Where mu stands during the update."""
         if site.home is not None:
             return site.home.data_ptr()
-        return self._aside[id(site)] if site.position is None else site.position.data_ptr()
+        if site.position is not None:
+            return site.position.data_ptr()
+        return self._aside[id(site)]
 
     def _launch_update(
         self, table: Table, key: tuple[Any, ...], moment: Moment, clip: Tensor | None
@@ -293,30 +307,31 @@ class TritonBackend:
         state = state_dtype(table.params[0])
         build = _fill_configs(table, moment.rates)
         device_table = table.on_device()
-        tk.update_kernel[(table.num_chunks,)](
-            device_table,
-            table.chunk_tensor,
-            table.chunk_index,
-            self._sender.numbers(build, moment, table.device),
-            device_table if clip is None else clip,
-            len(table.sites),
-            LIMIT=tk.LIMITS[limit],
-            HESSIAN=tk.HESSIANS[hessian],
-            USE_GLASS=glass,
-            MEASURING=measuring,
-            MAXIMIZE=maximize,
-            CLIP=clip is not None,
-            P=_DTYPES[param],
-            G=_DTYPES[grad],
-            SIDE=_DTYPES[side],
-            S=_DTYPES[state],
-            LOW=param != state,
-            PERMUTED=table.permuted,
-            ALIGNED=table.aligned,
-            EVEN=table.even,
-            BLOCK=table.block,
-            num_warps=_WARPS,
-        )
+        with table.on():
+            tk.update_kernel[(table.num_chunks,)](
+                device_table,
+                table.chunk_tensor,
+                table.chunk_index,
+                self._sender.numbers(build, moment, table.device),
+                device_table if clip is None else clip,
+                len(table.sites),
+                LIMIT=tk.LIMITS[limit],
+                HESSIAN=tk.HESSIANS[hessian],
+                USE_GLASS=glass,
+                MEASURING=measuring,
+                MAXIMIZE=maximize,
+                CLIP=clip is not None,
+                P=_DTYPES[param],
+                G=_DTYPES[grad],
+                SIDE=_DTYPES[side],
+                S=_DTYPES[state],
+                LOW=param != state,
+                PERMUTED=table.permuted,
+                ALIGNED=table.aligned,
+                EVEN=table.even,
+                BLOCK=table.block,
+                num_warps=_WARPS,
+            )
 
 
 def _fill_configs(table: Table, rates: Mapping[Site, Rates]) -> Build:
@@ -333,36 +348,14 @@ def _fill_configs(table: Table, rates: Mapping[Site, Rates]) -> Build:
     return lambda moment: _numbers(moment, first)
 
 
-def _is_supported(site: Site) -> bool:
-    here = local(site.param)
-    laid_out_alike = all(
-        local(value).stride() == here.stride()
-        for value in site.state.values()
-        if isinstance(value, Tensor) and value.dim() == here.dim() and value.dim() > 0
-    )
-    return is_dense(here) and laid_out_alike and len(memory_order(site)[1]) <= tk.DIMS
-
-
-def _laid_out(grad: Tensor | None, param: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A gradient in its parameter's memory layout; zeros for one that is missing."""
-    if grad is None:
-        return torch.zeros_like(param)
-    if type(grad) is Tensor and grad.stride() == strides:
-        return grad
-    return conformed(local(grad), param)
-
-
 def _update_key(job: Job) -> tuple[Any, ...]:
     """What an update kernel is compiled for."""
     site, r = job.site, job.rates
     grad = site.gradient.dtype
-    side = site.plus if site.plus is not None else site.minus
-    # A missing side is made of zeros, in the parameter's dtype.
-    side_dtype = site.param.dtype if side is None else side.dtype
     maximize = site.group["maximize"]
     terms = (r.limit, r.hessian, r.glass, job.measuring, maximize)
     layout = (site.home is None, site.numel % 4 == 0)
-    return ("update", site.param.dtype, grad, side_dtype, *terms, *layout)
+    return ("update", site.param.dtype, grad, side_dtype(site), *terms, *layout)
 
 
 def _numbers(moment: Moment, sites: Sequence[Site]) -> np.ndarray:

@@ -60,7 +60,12 @@ class _PinnedRing:
         slot[2].record(torch.cuda.current_stream(target.device))
 
 
-_RING = _PinnedRing()
+_RINGS: dict[torch.device, _PinnedRing] = {}
+
+
+def _ring(device: torch.device) -> _PinnedRing:
+    """The device's own ring: events belong to a device."""
+    return _RINGS.setdefault(device, _PinnedRing())
 
 
 class Sender:
@@ -72,7 +77,7 @@ class Sender:
         if device.type != "cuda":
             return host.clone()
         target = torch.empty(array.shape, dtype=host.dtype, device=device)
-        _RING.copy_(target, array)
+        _ring(device).copy_(target, array)
         return target
 
     def numbers(self, build: Build, moment: Moment, device: torch.device) -> Tensor:
@@ -136,4 +141,4 @@ class Recorder(Sender):
         """Refresh all numbers, without waiting for the device."""
         moment = Moment(draw, rates)
         for tensor, build in self._numbers:
-            _RING.copy_(tensor, build(moment))
+            _ring(tensor.device).copy_(tensor, build(moment))

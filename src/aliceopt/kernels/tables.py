@@ -6,7 +6,9 @@ it is used; only when an address differs from the last time is the table sent to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from ..site import Site
 from . import triton_kernels as tk
 from .recording import Rehearsal, Sender
 
-__all__ = ["Table", "conformed", "is_dense", "memory_order"]
+__all__ = ["Table", "is_supported", "laid_out", "side_dtype"]
 
 # Elements a program works on. An update has 14 streams, and one vector a thread of each keeps its
 # registers few enough; a move has 2.
@@ -33,11 +35,11 @@ _STATE_ROWS = (
 )
 
 
-def _pointer_of(tensor: Tensor | None) -> Callable[[], int]:
-    """A function that tells the address of the tensor's local data; 0 for none."""
+def _pointer(tensor: Tensor | None) -> int:
+    """Address of the tensor's local data; 0 for none."""
     if tensor is None:
-        return lambda: 0
-    return (lambda: local(tensor).data_ptr()) if is_dtensor(tensor) else tensor.data_ptr
+        return 0
+    return local(tensor).data_ptr() if is_dtensor(tensor) else tensor.data_ptr()
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -107,8 +109,7 @@ class Table:
         self.aside_offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self.aside_size = int(sizes.sum())
         self.even = bool((self.host[tk.NUMEL.value] % 4 == 0).all())
-        self._terms: list[int] = []
-        self._pointers: list[tuple[int, list[Callable[[], int]]]] = []
+        self._layouts = [(site.param.stride(), site.param.dtype) for site in sites]
         self._sent: Tensor | None = None
         self._sent_host: np.ndarray | None = None
         self.aligned = False
@@ -124,19 +125,20 @@ class Table:
         self.host[tk.STRIDES.value : tk.STRIDES.value + tk.DIMS, i] = [0] * pad + strides
 
     def refresh(self) -> None:
-        """Addresses of parameters and state, as they are now.
+        """Addresses of parameters and state, as they are now."""
+        self.host[tk.PARAM.value] = [_pointer(site.param) for site in self.sites]
+        for name, row in _STATE_ROWS[: 2 if self._moving else None]:
+            self.host[row] = [_pointer(site.state.get(name)) for site in self.sites]
 
-        The bound methods are kept, because asking for them costs more than calling them.
-        """
-        terms = [len(site.state) for site in self.sites]
-        if terms != self._terms:
-            self._terms = terms
-            self._pointers = [(tk.PARAM.value, [_pointer_of(site.param) for site in self.sites])]
-            for name, row in _STATE_ROWS[: 2 if self._moving else None]:
-                there = [_pointer_of(site.state.get(name)) for site in self.sites]
-                self._pointers.append((row, there))
-        for row, pointers in self._pointers:
-            self.host[row] = [pointer() for pointer in pointers]
+    def is_outdated(self) -> bool:
+        """Whether a parameter has got another layout or dtype since."""
+        now = [(site.param.stride(), site.param.dtype) for site in self.sites]
+        return now != self._layouts
+
+    def on(self) -> AbstractContextManager[Any]:
+        """Where launches must be made from: the current device may be another."""
+        cuda = self.device.type == "cuda"
+        return torch.cuda.device(self.device) if cuda else nullcontext()
 
     def on_device(self) -> Tensor:
         """The table as the kernels read it; sent again only if something moved."""
@@ -150,3 +152,34 @@ class Table:
             self.aligned = bool((addresses % 16 == 0).all())
         assert self._sent is not None
         return self._sent
+
+
+def is_supported(site: Site) -> bool:
+    """Whether the kernels can take a parameter: dense, its state laid out alike, few runs."""
+    here = local(site.param)
+    laid_out_alike = all(
+        local(value).stride() == here.stride()
+        for value in site.state.values()
+        if isinstance(value, Tensor) and value.dim() == here.dim() and value.dim() > 0
+    )
+    return is_dense(here) and laid_out_alike and len(memory_order(site)[1]) <= tk.DIMS
+
+
+def side_dtype(site: Site) -> torch.dtype:
+    """What the sides' gradients are in; a missing one is made of zeros in the same."""
+    side = site.plus if site.plus is not None else site.minus
+    return site.param.dtype if side is None else side.dtype
+
+
+def laid_out(
+    grad: Tensor | None,
+    param: Tensor,
+    strides: tuple[int, ...],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """A gradient in its parameter's memory layout; zeros for one that is missing."""
+    if grad is None:
+        return torch.zeros_like(param, dtype=dtype)
+    if type(grad) is Tensor and grad.stride() == strides:
+        return grad
+    return conformed(local(grad), param)

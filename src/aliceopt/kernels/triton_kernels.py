@@ -287,11 +287,12 @@ def update_kernel(
             _, length = _realised(nu, radius, P, S)
             inverse = 1 / tl.where(length > 0, length, radius)
         else:
-            inverse = 1 / radius
+            inverse = 1 / tl.where(radius > 0, radius, 1.0)
         if USE_GLASS:
             second = (plus + minus) / 2 - g0
             new_rho = bt * rho + (1 - bt) * (second * second * (2 * inverse))
-            rho = tl.where(ok, new_rho, rho)
+            # A captured full step may find a group whose lr, and so its radius, is zero.
+            rho = tl.where(ok, tl.where(radius > 0, new_rho, rho), rho)
             tl.store(glass_at, rho, mask=mask)
         if HESSIAN != NO_HESS:
             x = (plus - minus) * (0.5 * inverse)
@@ -301,7 +302,7 @@ def update_kernel(
                 x = x * x
             if HESSIAN == SIGNED:
                 x = x * _signs(table, numbers, n, t, start, within, PERMUTED, S)
-            h = tl.where(ok, bt * h + (1 - bt) * x, h)
+            h = tl.where(ok, tl.where(radius > 0, bt * h + (1 - bt) * x, h), h)
             tl.store(hess_at, h, mask=mask)
 
     b1 = _number(numbers, config, BETA1, S)

@@ -1,1 +1,1 @@
-"""Models, data, experiments and figures: reruns the paper and studies which curvature helps."""
+"""Figures of the paper, drawn from simulation and measurement."""

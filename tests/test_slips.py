@@ -1,0 +1,95 @@
+"""Slips that would otherwise pass unseen: each is answered, naming what was found."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from aliceopt import Alice
+
+
+def evaluated(**options: float) -> tuple[nn.Linear, Alice]:
+    """A full step's evaluations, the step not yet taken."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = Alice(model.parameters(), quick_steps=0, **options)
+    for _ in optimizer.evaluations():
+        model(torch.ones(2, 4)).square().sum().backward()
+    return model, optimizer
+
+
+def test_clipping_between_loop_and_step_is_warned_of() -> None:
+    """Only the center would be clipped, and the sides would differ from it by more than they do."""
+    model, optimizer = evaluated()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with pytest.warns(UserWarning, match=r"\.grad was changed .* max_grad_norm"):
+        optimizer.step()
+
+
+def test_an_untouched_loop_is_not_warned_of() -> None:
+    """Neither with max_grad_norm, which clips all three, nor after zeroing some gradients."""
+    for options in ({}, {"max_grad_norm": 0.1}):
+        model, optimizer = evaluated(**options)
+        model.bias.grad = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+
+
+def test_clipping_after_unscaling_is_warned_of_too() -> None:
+    """A GradScaler's own unscaling is not taken for it."""
+    for clip in (False, True):
+        model = nn.Linear(4, 3)
+        optimizer, scaler = Alice(model.parameters()), torch.amp.GradScaler("cpu")
+        for _ in optimizer.evaluations(scaler=scaler):
+            scaler.scale(model(torch.ones(2, 4)).square().sum()).backward()
+        scaler.unscale_(optimizer)
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            with pytest.warns(UserWarning, match="was changed"):
+                scaler.step(optimizer)
+        else:
+            scaler.step(optimizer)
+
+
+def test_another_optimizers_checkpoint_is_refused_and_nothing_changes() -> None:
+    """Adam's has none of Alice's options; the error says which are missing."""
+    params = [nn.Parameter(torch.ones(3))]
+    adam = torch.optim.Adam(params)
+    params[0].sum().backward()
+    adam.step()
+    optimizer = Alice(params, lr=0.25)
+    with pytest.raises(ValueError, match=r"not Alice's: its group 0 has no limit, hessian"):
+        optimizer.load_state_dict(adam.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert "amsgrad" not in optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("weightdecay", "weight_decay"),
+        ("quicksteps", "quick_steps"),
+        ("probe_radus", "probe_radius"),
+    ],
+)
+def test_a_misspelt_option_of_a_group_is_refused(slip: str, meant: str) -> None:
+    """The error names the slip and what was probably meant."""
+    group = {"params": [nn.Parameter(torch.ones(3))], slip: 1.0}
+    with pytest.raises(ValueError, match=f"'{slip}' is no option .* did you mean '{meant}'"):
+        Alice([group])
+
+
+def test_keys_of_others_in_a_group_pass() -> None:
+    """Frameworks leave notes in groups; torch lets them, and so does Alice."""
+    group = {"params": [nn.Parameter(torch.ones(3))], "name": "head", "lr_scale": 0.5}
+    assert Alice([group]).param_groups[0]["lr_scale"] == 0.5
+
+
+def test_a_model_that_holds_none_of_the_parameters_is_refused() -> None:
+    """Guarding the buffers of the wrong module would guard nothing."""
+    with pytest.raises(ValueError, match=r"model \(BatchNorm1d\) must be the module"):
+        Alice(nn.Linear(2, 2).parameters(), model=nn.BatchNorm1d(2))
