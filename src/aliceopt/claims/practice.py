@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aliceopt import Alice
 from aliceopt.theory import curvature
 
 from .estimate import mean
 from .registry import Claim, Context, Measurement, register
-from .simulated_glass import random_signs
 
 CLAIMS: list[Claim] = []
 claim = functools.partial(register, CLAIMS)
@@ -223,23 +223,23 @@ class _Counter:
 
 
 def _alice(gradient: Callable[[Tensor], Tensor], steps: int, quick_steps: int) -> Tensor:
-    """Algorithms 1 and 3 with equal Adam bounds and corrected averages: Adam, by another route.
+    """The package's optimizer with equal Adam bounds: Adam's trajectory, at Alice's cost."""
+    x = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    optimizer = Alice(
+        [x],
+        lr=0.01,
+        lr_min=0.01,
+        step_fraction=1.0,
+        quick_steps=quick_steps,
+        implementation="eager",
+    )
 
-    Every step that is not quick probes the topography as well.
-    """
-    generator = torch.Generator().manual_seed(0)
-    x = torch.ones(4, dtype=torch.float64)
-    average, square = torch.zeros_like(x), torch.zeros_like(x)
-    for k in range(steps):
-        if k % (quick_steps + 1) == 0:
-            signs = random_signs((4,), generator)
-            gradient(x + 0.005 * signs)
-            gradient(x - 0.005 * signs)
-        g = gradient(x)
-        average, square = 0.9 * average + 0.1 * g, 0.999 * square + 0.001 * g.square()
-        unit = average / (1 - 0.9 ** (k + 1))
-        x = x - 0.01 * unit / ((square / (1 - 0.999 ** (k + 1))).sqrt() + 1e-8)
-    return x
+    def closure() -> None:
+        x.grad = gradient(x.detach()).clone()
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return x.detach()
 
 
 def _adam(gradient: Callable[[Tensor], Tensor], steps: int) -> Tensor:
