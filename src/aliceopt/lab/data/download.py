@@ -1,0 +1,219 @@
+"""Getting data sets from their publishers.
+
+A download goes to a ``.part`` file and can be cut off at any time: the next try goes on where it
+ended, if the server can. Nothing is put in its place before it has been checked in full.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from aliceopt.lab.data import tiny_imagenet
+from aliceopt.lab.data.archives import unpack
+from aliceopt.lab.data.checking import check_files, file_md5
+from aliceopt.lab.data.errors import DataError
+from aliceopt.lab.data.folder import GENERATED, data_folder, generated_rows
+from aliceopt.lab.data.loading import named
+from aliceopt.lab.data.registry import DataSet, Source
+
+Progress = Callable[[str, int, int | None], None]  # what is done, bytes or items so far, in all
+
+WORK = ".download"  # below the data folder: partial downloads and what is being unpacked
+_BLOCK = 1 << 18
+_TRIES = 3
+_TIMEOUT = 60.0
+_AGENT = "aliceopt-data (python urllib)"  # some servers refuse urllib's own name
+
+
+def get(name: str, root: str | Path | None = None, progress: Progress | None = None) -> Path:
+    """Download set ``name``, check it in full and put it below ``root``; returns that folder.
+
+    Nothing is done if all its files are there already. Raises DataError if the publisher wants a
+    registration, the network fails or the files are not what they should be.
+    """
+    data_set, folder = named(name), data_folder(root)
+    files = data_set.files(folder)
+    if all((folder / file).is_file() for file in files):
+        return folder
+    if generated_rows(name, folder) is not None:
+        raise DataError(
+            f"{folder / GENERATED} says that {name} is generated there: choose another folder"
+        )
+    if not data_set.sources:
+        raise DataError(by_hand(data_set, folder))
+    work = folder / WORK
+    archives = [_fetched(data_set, source, work, progress) for source in data_set.sources]
+    staged = work / name
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        for source, archive in zip(data_set.sources, archives, strict=True):
+            _unpack(source, archive, staged, progress)
+        _put_in_place(name, staged, folder)
+    except DataError:
+        _delete(archives)  # or the next try would find the same wrong files
+        raise
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    _delete(archives)
+    if not any(work.iterdir()):
+        work.rmdir()
+    return folder
+
+
+def _delete(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def by_hand(data_set: DataSet, folder: Path) -> str:
+    """What to do about a set that no program may download."""
+    place = (folder / data_set.files(folder)[0]).parent
+    return (
+        f"{data_set.name} cannot be downloaded by a program. On {data_set.page} "
+        f"{data_set.by_hand}. Unpack the npz files into {place}, then run "
+        f"'aliceopt data check {data_set.name} --data {folder}'. Terms: {data_set.terms}"
+    )
+
+
+def _fetched(data_set: DataSet, source: Source, work: Path, progress: Progress | None) -> Path:
+    archive = work / source.file
+    try:
+        fetch(source.address, archive, md5=source.md5, progress=progress)
+    except DataError as error:
+        raise DataError(f"{error} (more about {data_set.name}: {data_set.page})") from None
+    return archive
+
+
+def _unpack(source: Source, archive: Path, staged: Path, progress: Progress | None) -> None:
+    if source.kind == "file":
+        staged.mkdir(parents=True)
+        shutil.copyfile(archive, staged / source.file)
+    elif source.kind == "tiny-imagenet":
+        tiny_imagenet.convert(archive, staged, _named("converting", progress))
+    else:
+        unpack(archive, staged, source.kind)
+
+
+def _named(what: str, progress: Progress | None) -> Callable[[int, int | None], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(what, done, total)
+
+
+def _put_in_place(name: str, staged: Path, folder: Path) -> None:
+    """Move what was unpacked into the data folder, once all of it has been found right."""
+    for report in check_files(name, staged):
+        if not report.ok:
+            raise DataError(
+                f"the download of {name} is wrong and was not kept: {report.file}: {report.detail}"
+            )
+    for file in sorted(path for path in staged.rglob("*") if path.is_file()):
+        target = folder / file.relative_to(staged)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+
+
+def fetch(
+    address: str,
+    target: Path,
+    *,
+    md5: str | None = None,
+    progress: Progress | None = None,
+    timeout: float = _TIMEOUT,
+) -> None:
+    """Download ``address`` to ``target``, going on from ``target.part`` if there is one.
+
+    A connection that breaks is tried again a few times, and the part is kept for the next call. A
+    download with the wrong md5 is deleted. ``target`` appears by a rename, whole or not at all; one
+    that is there already, downloaded by hand perhaps, is used if its md5 is right.
+    """
+    if target.is_file():
+        if md5 is not None and (found := file_md5(target)) != md5:
+            raise DataError(f"{target}: has md5 {found}, published is {md5}: delete it")
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    for last in [False] * (_TRIES - 1) + [True]:
+        before = _size(part)
+        try:
+            if _continue(address, part, progress, timeout):
+                break
+            reason = "the connection was closed early"
+        except (OSError, http.client.HTTPException) as error:
+            _refuse_answer(address, error)
+            reason = str(getattr(error, "reason", None) or error) or type(error).__name__
+        if last or _size(part) == before == 0:
+            raise DataError(_interrupted(address, part, reason))
+    if md5 is not None and (found := file_md5(part)) != md5:
+        part.unlink()
+        raise DataError(f"{address}: what came has md5 {found}, published is {md5}; it was deleted")
+    part.replace(target)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _refuse_answer(address: str, error: Exception) -> None:
+    """An answer such as 404 will not get better by asking again."""
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        raise DataError(f"{address}: the server answered {error.code} {error.reason}") from None
+
+
+def _interrupted(address: str, part: Path, reason: str) -> str:
+    if have := _size(part):
+        return (
+            f"{address}: interrupted after {have:,} bytes ({reason}); they are kept in {part}: "
+            "give the same command again to go on"
+        )
+    return (
+        f"{address}: cannot be reached ({reason}). Check the network, or download it elsewhere and "
+        f"put it at {part.with_suffix('')}"
+    )
+
+
+def _continue(address: str, part: Path, progress: Progress | None, timeout: float) -> bool:
+    """Ask for the rest of ``part`` and append it; True once it is complete."""
+    have = _size(part)
+    headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(address, headers=headers)
+    try:
+        answer = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not have:
+            raise
+        whole = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        error.close()
+        if whole is not None and int(whole[1]) == have:
+            return True  # nothing was left to ask for
+        part.unlink()  # longer than the file itself: not a part of it
+        return False
+    with answer:
+        have, total = _placed(answer, have)
+        with part.open("r+b" if have else "wb") as file:
+            file.seek(have)
+            file.truncate()
+            while block := answer.read(_BLOCK):
+                file.write(block)
+                have += len(block)
+                if progress is not None:
+                    progress("downloading", have, total)
+    return total is None or have == total
+
+
+def _placed(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
+    """Where the answer's first byte belongs, and how many there are in all, if it says."""
+    span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range") or "")
+    if answer.status == 206 and span is not None and int(span[1]) <= have:
+        return int(span[1]), None if span[2] == "*" else int(span[2])
+    length = answer.headers.get("Content-Length")  # the server sends all of it again
+    return 0, int(length) if length is not None else None

@@ -1,0 +1,85 @@
+"""Tiny-ImageNet as its publisher has it, a zip of JPEG files, into the npz layout."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from aliceopt.lab.data.errors import DataError
+from aliceopt.lab.data.imagenet import PIXELS, TINY_IMAGENET_64
+
+Progress = Callable[[int, int | None], None]
+
+
+def members(archive: zipfile.ZipFile, source: Path) -> tuple[list[str], list[str], list[str]]:
+    """Names of the classes, of the training images and of the validation images, sorted."""
+    names = sorted(n for n in archive.namelist() if n.endswith(".JPEG"))
+    train = [n for n in names if n.split("/")[1:2] == ["train"]]
+    validation = [n for n in names if n.split("/")[1:2] == ["val"]]
+    classes = sorted({n.split("/")[2] for n in train})
+    if not train or not validation or len(classes) > TINY_IMAGENET_64.classes:
+        raise DataError(
+            f"{source}: is not Tiny-ImageNet ({len(train)} training and {len(validation)} "
+            f"validation images, {len(classes)} classes)"
+        )
+    return classes, train, validation
+
+
+def convert(source: Path, into: Path, progress: Progress | None = None) -> None:
+    """Write ``train_data_batch_1.npz`` and ``val_data.npz`` from ``tiny-imagenet-200.zip``.
+
+    Class numbers, from 1, follow the sorted WordNet names. Grey images become RGB.
+    """
+    try:
+        _convert(source, into, progress)
+    except (zipfile.BadZipFile, KeyError, IndexError, UnicodeDecodeError) as error:
+        raise DataError(f"{source}: is not Tiny-ImageNet ({error})") from None
+
+
+def _convert(source: Path, into: Path, progress: Progress | None) -> None:
+    with zipfile.ZipFile(source) as archive:
+        classes, train, validation = members(archive, source)
+        number = {name: i for i, name in enumerate(classes, start=1)}
+        listed = archive.read(f"{train[0].split('/')[0]}/val/val_annotations.txt").decode()
+        of_image = {line.split("\t")[0]: line.split("\t")[1] for line in listed.splitlines()}
+        parts = {
+            TINY_IMAGENET_64.train[0]: (train, [number[n.split("/")[2]] for n in train]),
+            TINY_IMAGENET_64.validation: (
+                validation,
+                [number[of_image[n.split("/")[-1]]] for n in validation],
+            ),
+        }
+        folder = into / TINY_IMAGENET_64.folders[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (images, labels) in parts.items():
+            data = _decoded(archive, images, progress)
+            np.savez(folder / name, data=data, labels=np.array(labels, np.int64))
+
+
+def _decoded(
+    archive: zipfile.ZipFile, names: list[str], progress: Progress | None
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise DataError(
+            "converting Tiny-ImageNet needs pillow, which comes with the figures: "
+            'pip install "aliceopt[lab]"'
+        ) from None
+    data = np.empty((len(names), PIXELS), np.uint8)
+    for i, name in enumerate(names):
+        try:
+            with Image.open(io.BytesIO(archive.read(name))) as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except OSError:
+            raise DataError(f"{archive.filename}: {name} is no image") from None
+        if pixels.shape != (64, 64, 3):
+            raise DataError(f"{archive.filename}: {name} is {pixels.shape}, expected (64, 64, 3)")
+        data[i] = pixels.transpose(2, 0, 1).reshape(-1)
+        if progress is not None and i % 500 == 0:
+            progress(i, len(names))
+    return data
