@@ -1,0 +1,28 @@
+"""The networks of the lab: those of the paper's experiments, and small ones for a processor.
+
+Each constructor gives an ``nn.Module`` whose ``blocks()`` sorts the parameters into the named
+groups that figures and telemetry speak of. Weights are drawn from torch's global generator:
+``torch.manual_seed`` before the call decides them.
+"""
+
+from .adaptive import AdaptiveSoftmax
+from .arguments import ACTIVATIONS
+from .resnet import ResNet18, resnet18
+from .small import MLP, ConvNet, convnet, mlp
+from .tensorised import TensorisedTransformer, tensorised_transformer
+from .vit import ViT, vit
+
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "AdaptiveSoftmax",
+    "ConvNet",
+    "ResNet18",
+    "TensorisedTransformer",
+    "ViT",
+    "convnet",
+    "mlp",
+    "resnet18",
+    "tensorised_transformer",
+    "vit",
+]
