@@ -1,0 +1,308 @@
+"""How gradient variations grow with distance: the power law of Figure 1.
+
+Displace all parameters by ``radius t`` with random signs t, and see how the gradient changes::
+
+    v_i(radius) = E[ (g_i(x + radius t) - g_i(x))^2 ],       v_i(radius) ~ k_i radius^p
+
+A Hessian makes the change linear in the radius, so p = 2. Kinks are crossed in proportion to the
+radius, and each adds its square, so glass gives p = 1. Over a set P of parameters
+
+    p(P) = log_factor( sum_P v_i(factor radius) / sum_P v_i(radius) ).
+
+Only ordinary gradients are taken, all on the same batch and with the same random state.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..layout import sum_over_shards
+from ..site import Draw, Site, state_dtype
+from .excursion import Visit, excursion, named_parameters, sites_of
+
+__all__ = ["Exponent", "PowerLaw", "power_law", "variation_exponent"]
+
+_STREAM = 0x6C6E6473 << 32  # other directions than an optimizer of the same seed
+_T975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """The power law of one set of parameters.
+
+    ``variation`` and ``variation_double`` are the variations at the radius and at ``factor``
+    times the radius (twice, unless told), summed over the set and averaged over directions.
+    ``low`` and ``high`` bound the exponent with 95% confidence over directions, at this point and
+    on this batch: a jackknife over directions with Student's t. NaN means that it cannot be told:
+    the exponent if a variation is zero (nothing changed: no gradient, or a gradient that does not
+    depend on the parameters) or not finite, the interval for a single direction.
+    """
+
+    exponent: float
+    low: float
+    high: float
+    variation: float
+    variation_double: float
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """One measurement: the exponent of every block and of all parameters together.
+
+    ``displaced`` is the share of coordinates that could move. It is 1 in float32 and float64 at
+    any reasonable radius; in bf16 a large weight may have no neighbour within the radius.
+    """
+
+    radius: float
+    factor: float
+    directions: int
+    gradients: int
+    displaced: float
+    total: Exponent
+    blocks: dict[str, Exponent]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and dicts for a record; what is not finite becomes None."""
+        plain: dict[str, Any] = _without_nan(asdict(self))
+        return plain
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def variation_exponent(near: Tensor, far: Tensor, factor: float = 2.0) -> Tensor:
+    """``p = log_factor(far / near)``, elementwise; NaN unless both are positive and finite.
+
+    >>> variation_exponent(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([2.0, 4.0, 0.0]))
+    tensor([1., 2., nan])
+    """
+    told = (near > 0) & (far > 0) & near.isfinite() & far.isfinite()
+    p = (far.log() - near.log()) / math.log(factor)
+    return torch.where(told, p, math.nan)
+
+
+def jackknife_interval(near: Tensor, far: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """95% interval of the exponent, from sums of each direction: [directions, sets] to [sets].
+
+    Deleting a direction gives ``p_(-k)``; ``se^2 = (n-1)/n sum_k (p_(-k) - mean)^2``; the interval
+    is p +- t se with Student's t of n - 1 degrees of freedom. NaN for a single direction.
+    """
+    n = near.shape[0]
+    p = variation_exponent(near.sum(0), far.sum(0), factor)
+    if n == 1:
+        return torch.full_like(p, math.nan), torch.full_like(p, math.nan)
+    others = 1 - torch.eye(n, dtype=near.dtype)
+    without = variation_exponent(others @ near, others @ far, factor)
+    se = ((n - 1) / n * (without - without.mean(0)).square().sum(0)).sqrt()
+    return p - _student(n - 1) * se, p + _student(n - 1) * se
+
+
+def _student(freedom: int) -> float:
+    """97.5% quantile of Student's t: tabled, then by the Cornish-Fisher series (to 1e-4)."""
+    if freedom <= len(_T975):
+        return _T975[freedom - 1]
+    z, n = 1.959964, freedom
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2) + third
+
+
+def power_law(
+    model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    closure: Callable[[], Any],
+    radius: float,
+    *,
+    factor: float = 2.0,
+    directions: int = 4,
+    blocks: Mapping[str, Iterable[str]] | int | None = None,
+    center: Mapping[str, Tensor] | None = None,
+    second: bool = False,
+    seed: int = 0,
+    step: int = 0,
+) -> PowerLaw:
+    """Measure the exponent of gradient variations between ``radius`` and ``factor * radius``.
+
+    Takes ``1 + 2 directions`` gradients. Afterwards parameters, gradients, buffers and torch's
+    random state are as before, also if the closure raises. For more than one process the
+    closure must be collective, and every process must call.
+
+    Args:
+        model: the module, all of whose trainable parameters are displaced together; or
+            parameters or (name, parameter) pairs, whose buffers, if any, cannot be guarded.
+        closure: forward and backward on one batch, the same at every call.
+        radius: the displacement of every coordinate, in units of the parameters.
+        factor: how much further the far displacement goes; whole for bf16 and fp16.
+        directions: random sign directions, the same ones at both radii.
+        blocks: parameter names of each block, which may overlap; or how many parts of a name
+            make a block, as in telemetry (None: 1).
+        center: where to measure, by parameter name; None: where the parameters stand, which
+            for Alice is mu.
+        second: use ``(g(x + d) + g(x - d))/2 - g(x)`` instead, in which a Hessian cancels and
+            glass alone gives 1; takes ``1 + 4 directions`` gradients.
+        seed: of the directions; torch's random state is not used.
+        step: other directions for every step of a training run.
+
+    >>> layer = nn.Linear(3, 1, bias=False)
+    >>> def closure():
+    ...     layer(torch.eye(3)).square().sum().backward()
+    >>> round(power_law(layer, closure, 0.01).total.exponent, 3)
+    2.0
+    """
+    _check_numbers(radius, factor, directions, seed, step)
+    if not callable(closure):
+        raise ValueError(f"closure must be callable, got {type(closure).__name__}")
+    named, module = named_parameters(model)
+    sites = sites_of(named, module, float(radius), center)
+    _check_factor(named, factor)
+    members = _members(named, sites, blocks)
+    unique = list(dict.fromkeys(sites.values()))
+    draws = [Draw(seed ^ _STREAM, step * directions + k) for k in range(directions)]
+    with excursion(unique, module, closure, factor) as (visit, reach), torch.no_grad():
+        sums = _variations(unique, visit, draws, factor, second=second)
+        moved = [sum_over_shards((reach(s) > 0).sum().to(_sum_dtype(s)), s.param) for s in unique]
+        table, counts = _fetched(sums), _fetched(moved)
+    rows = dict(zip(unique, table, strict=True))
+    size = sum(site.param.numel() for site in unique)
+    return PowerLaw(
+        radius=float(radius),
+        factor=float(factor),
+        directions=directions,
+        gradients=1 + (4 if second else 2) * directions,
+        displaced=sum(count.item() for count in counts) / max(1, size),
+        total=_exponent([rows[site] for site in unique], factor),
+        blocks={b: _exponent([rows[s] for s in there], factor) for b, there in members.items()},
+    )
+
+
+def _variations(
+    sites: Sequence[Site], visit: Visit, draws: Sequence[Draw], factor: float, *, second: bool
+) -> list[Tensor]:
+    """For each site, on its device: squared gradient changes, [directions, near and far]."""
+    sums = [torch.zeros(len(draws), 2, dtype=_sum_dtype(s), device=s.device) for s in sites]
+    center = [_kept(grad) for grad in visit(draws[0], 0.0)]
+    for k, draw in enumerate(draws):
+        for end, multiple in enumerate((1.0, factor)):
+            sides = visit(draw, multiple)
+            others: list[Tensor | None] = [None] * len(sides)
+            if second:
+                others = [_kept(grad) for grad in sides]
+                sides = visit(draw, -multiple)
+            for site, total, g0, g, other in zip(sites, sums, center, sides, others, strict=True):
+                change = _change(site, g0, g, other, second=second)
+                if change is not None:
+                    square = change.to(total.dtype).square_().sum()
+                    total[k, end] = sum_over_shards(square, site.param)
+    return sums
+
+
+def _kept(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else grad.clone()
+
+
+def _change(
+    site: Site, center: Tensor | None, side: Tensor | None, other: Tensor | None, *, second: bool
+) -> Tensor | None:
+    """``g - g0``, or ``(g + g_other)/2 - g0``, in state precision; a gradient not given is zero."""
+    if center is None and side is None and other is None:
+        return None
+    dtype = state_dtype(site.param)
+    shape = next(g for g in (center, side, other) if g is not None)
+    g0, g, opposite = (
+        torch.zeros_like(shape, dtype=dtype) if part is None else part.to(dtype)
+        for part in (center, side, other)
+    )
+    return (g + opposite) / 2 - g0 if second else g - g0
+
+
+def _sum_dtype(site: Site) -> torch.dtype:
+    return torch.float64 if site.device.type in ("cpu", "cuda") else torch.float32
+
+
+def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same on the CPU in float64, one transfer a device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(i)
+    fetched: dict[int, Tensor] = {}
+    for indices in by_device.values():
+        there = torch.stack([tensors[i] for i in indices]).cpu().double()
+        fetched.update(zip(indices, there, strict=True))
+    return [fetched[i] for i in range(len(tensors))]
+
+
+def _exponent(rows: Sequence[Tensor], factor: float) -> Exponent:
+    """The power law of a set of parameters, each [directions, near and far]."""
+    near, far = torch.stack(list(rows)).sum(0).unbind(1)
+    low, high = jackknife_interval(near[:, None], far[:, None], factor)
+    return Exponent(
+        exponent=variation_exponent(near.sum(), far.sum(), factor).item(),
+        low=low.item(),
+        high=high.item(),
+        variation=near.mean().item(),
+        variation_double=far.mean().item(),
+    )
+
+
+def _members(
+    named: Mapping[str, Tensor],
+    sites: Mapping[str, Site],
+    blocks: Mapping[str, Iterable[str]] | int | None,
+) -> dict[str, list[Site]]:
+    """Trainable members of every block, each once; a block must have some."""
+    if isinstance(blocks, Mapping):
+        listed = {block: list(names) for block, names in blocks.items()}
+    else:
+        depth = 1 if blocks is None else blocks
+        _check_whole("blocks, as a depth of names,", depth, 1)
+        listed = {}
+        for name in sites:
+            listed.setdefault(".".join(name.split(".")[:depth]), []).append(name)
+    members = {}
+    for block, names in listed.items():
+        for name in names:
+            if name not in named:
+                raise ValueError(f"block {block!r} has {name!r}, {_no_parameter(name, named)}")
+        found = list(dict.fromkeys(sites[name] for name in names if name in sites))
+        if not found:
+            raise ValueError(f"block {block!r} has no trainable parameter: leave it out")
+        members[block] = found
+    return members
+
+
+def _no_parameter(name: str, named: Mapping[str, Tensor]) -> str:
+    near = difflib.get_close_matches(name, named, n=1)
+    return "which is no parameter" + (f": did you mean {near[0]!r}?" if near else "")
+
+
+def _check_numbers(radius: Any, factor: Any, directions: Any, seed: Any, step: Any) -> None:
+    for label, value, least in (("radius", radius, 0.0), ("factor", factor, 1.0)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= least:
+            raise ValueError(f"{label} must be a number in ({least:g}, inf), got {value!r}")
+    _check_whole("directions", directions, 1)
+    _check_whole("seed", seed, 0)
+    _check_whole("step", step, 0)
+
+
+def _check_whole(label: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{label} must be a whole number >= {least}, got {value!r}")
+
+
+def _check_factor(named: Mapping[str, Tensor], factor: float) -> None:
+    for name, param in named.items():
+        low = param.requires_grad and param.dtype in (torch.bfloat16, torch.float16)
+        if low and not float(factor).is_integer():
+            raise ValueError(
+                f"factor must be a whole number for the {param.dtype} parameter {name!r}, whose "
+                f"grid has no place for both displacements otherwise, got {factor!r}"
+            )
