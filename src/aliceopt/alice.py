@@ -35,7 +35,7 @@ from .probe import BufferWatch, Probe
 from .scaling import check_scaler, poison_center_, refuse_scaled, unscale_
 from .site import Draw, Site, bound, position_of
 from .state import count_, jobs_of
-from .telemetry import Telemetry, measure
+from .telemetry import Blocks, Telemetry, measure
 from .warning import warn
 
 __all__ = ["Alice"]
@@ -352,9 +352,9 @@ class Alice(Optimizer):
 
     # ---- citizenship --------------------------------------------------------------------------
 
-    def telemetry(self, depth: int = 1) -> Telemetry:
-        """What the last step did, per group and per named block; see `aliceopt.telemetry`."""
-        return measure(self, self._bound_sites(), depth=depth)
+    def telemetry(self, depth: int = 1, blocks: Blocks | None = None) -> Telemetry:
+        """What the last step did, per group and per block; see `aliceopt.telemetry.measure`."""
+        return measure(self, self._bound_sites(), depth=depth, blocks=blocks)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit; puts the parameters back at mu first."""

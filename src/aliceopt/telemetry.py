@@ -9,7 +9,7 @@ are over all shards, so every process must ask.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,10 @@ from .topography import corrected
 if TYPE_CHECKING:
     from .alice import Alice
 
-__all__ = ["Summary", "Telemetry", "measure"]
+__all__ = ["Blocks", "Summary", "Telemetry", "measure"]
+
+Blocks = Mapping[str, Iterable[str]]
+"""Parameter names of each block."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +71,48 @@ _SUMS = ("count", "upper", "lower", "density", "hess", "share", "step_sq", "grad
 
 
 @torch.no_grad()
-def measure(optimizer: Alice, sites: Sequence[Site], *, depth: int) -> Telemetry:
-    """Summaries per group and per block, a block being the first ``depth`` parts of a name."""
+def measure(
+    optimizer: Alice, sites: Sequence[Site], *, depth: int = 1, blocks: Blocks | None = None
+) -> Telemetry:
+    """Summaries per group and per block.
+
+    A block is the first ``depth`` parts of a name or, with ``blocks``, the names listed for it;
+    parameters that no block lists are in none.
+    """
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise ValueError(f"depth must be a whole number >= 1, got {depth!r}")
     names, groups = _names(optimizer), optimizer.param_groups
+    block_of = _block_of(blocks, depth, names.values())
     numbers = {id(group): i for i, group in enumerate(groups)}
     keys: list[tuple[int, str | None]] = []
     sums: list[Tensor] = []
     for site in sites:
         if site.state:
             name = names.get(site.param)
-            block = None if name is None else ".".join(name.split(".")[:depth])
-            keys.append((numbers[id(site.group)], block))
+            keys.append((numbers[id(site.group)], None if name is None else block_of(name)))
             sums.append(_sums(site))
     pairs = list(zip(keys, _fetch(sums), strict=True))
-    blocks = dict.fromkeys(block for _, block in keys if block is not None)
+    found = dict.fromkeys(block for _, block in keys if block is not None)
     return Telemetry(
         full_steps=groups[0]["full_count"],
         quick_steps=groups[0]["quick_count"],
         gradient_evaluations=optimizer.gradient_evaluations,
         groups=[_summary(row for (g, _), row in pairs if g == i) for i in range(len(groups))],
-        blocks={b: _summary(row for (_, block), row in pairs if block == b) for b in blocks},
+        blocks={b: _summary(row for (_, block), row in pairs if block == b) for b in found},
     )
+
+
+def _block_of(
+    blocks: Blocks | None, depth: int, names: Iterable[str]
+) -> Callable[[str], str | None]:
+    """Which block a name is in."""
+    if blocks is None:
+        return lambda name: ".".join(name.split(".")[:depth])
+    listed = {name: block for block, members in blocks.items() for name in members}
+    unknown = sorted(set(listed) - set(names))
+    if unknown:
+        raise ValueError(f"blocks list {unknown[0]!r}, which is no parameter's name")
+    return listed.get
 
 
 def _names(optimizer: Alice) -> dict[Tensor, str]:
