@@ -1,1 +1,5 @@
-"""Figures of the paper, drawn from simulation and measurement."""
+"""Train, compare, and learn which curvature matters."""
+
+from aliceopt.lab.problem import Problem
+
+__all__ = ["Problem"]

@@ -1,0 +1,5 @@
+"""``python -m aliceopt.cli``."""
+
+from aliceopt.cli import main
+
+main()

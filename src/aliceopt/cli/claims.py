@@ -1,0 +1,62 @@
+"""``aliceopt claims``: measure the paper's numbers anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aliceopt.cli.refusal import refuse
+
+
+def claims(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Test only this claim, or all whose id begins so; repeat for more."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of every experiment.")] = 0,
+    samples: Annotated[
+        int | None, typer.Option(help="Scale of the Monte-Carlo sizes; the default is 20000.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the results to this file.")
+    ] = None,
+) -> None:
+    """Measure the paper's numbers anew; exit 1 if theory and measurement disagree anywhere."""
+    from aliceopt import claims as package
+    from aliceopt.claims import table
+
+    samples = package.DEFAULT_SAMPLES if samples is None else samples
+    least, most = package.LEAST_SAMPLES, package.MOST_SAMPLES
+    try:
+        chosen = package.select(package.CLAIMS, only or [])
+    except ValueError as error:
+        refuse(f"--only: {error}")
+    if seed < 0:
+        refuse(f"--seed must be a whole number >= 0, got {seed}")
+    if not least <= samples <= most:
+        refuse(f"--samples must be a whole number from {least} to {most}, got {samples}")
+    if json_file is not None:
+        _require_writable(json_file)
+    context = package.Context(seed=seed, samples=samples)
+    results = table.run_with_progress(chosen, context)
+    table.print_results(results, table.stdout_console())
+    if json_file is not None:
+        records = table.as_records(results, context)
+        json_file.write_text(json.dumps(records, indent=2, allow_nan=False) + "\n")
+    if any(result.verdict == "failed" for result in results):
+        raise typer.Exit(1)
+
+
+def _require_writable(path: Path) -> None:
+    """Refuse now what could not be written after the run."""
+    existed = path.exists()
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        refuse(f"--json: cannot write {str(path)!r}: {error.strerror}")
+    if not existed:
+        path.unlink()

@@ -1,0 +1,22 @@
+"""How the command says no: one sentence on standard error, exit status 2."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+__all__ = ["INSTALL", "needs_lab", "refuse"]
+
+INSTALL = 'pip install "aliceopt[lab]"'
+
+
+def refuse(message: object, status: int = 2) -> NoReturn:
+    """Bad input: one sentence, and this exit status."""
+    import typer
+
+    typer.echo(f"aliceopt: {message}", err=True)
+    raise typer.Exit(status)
+
+
+def needs_lab(module: str | None) -> str:
+    """What to install when a package is missing."""
+    return f"this command needs {module or 'a package'}, which is not installed: {INSTALL}"

@@ -1,0 +1,212 @@
+"""What the commands do with a plan: check, show, carry out, and report what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from rich.table import Table
+
+from aliceopt.claims.table import stdout_console
+from aliceopt.lab import data
+from aliceopt.lab.data import generate
+from aliceopt.lab.live import Live
+from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, PlanError, experiment_plan, settings_of
+from aliceopt.lab.pool import execute, outstanding
+from aliceopt.lab.records import read_plan, read_runs
+
+__all__ = [
+    "How",
+    "carry_out",
+    "check_data",
+    "check_experiment",
+    "data_root",
+    "missing",
+    "print_experiment",
+    "print_experiments",
+    "print_plan",
+    "print_study",
+    "told",
+]
+
+
+@contextlib.contextmanager
+def told(
+    refuse: Callable[[object], NoReturn], needs: Callable[[str | None], str]
+) -> Iterator[None]:
+    """Errors that a user can cause become one sentence."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        refuse(needs(error.name))
+    except ValueError as error:
+        refuse(error)
+    except OSError as error:
+        refuse(f"{error.strerror}: {error.filename!r}")
+
+
+@dataclass(frozen=True)
+class How:
+    """How a plan is to be carried out, as the command line says it."""
+
+    device: str = "auto"
+    workers: int | None = None
+    resume: bool = False
+    tensorboard: bool = False
+
+
+def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
+    """Run what is left of a plan, showing how it goes; False if it was interrupted."""
+    if how.workers is not None and how.workers < 1:
+        raise PlanError(f"--workers must be a whole number >= 1, got {how.workers}")
+    devices = _devices(how.device)
+    left = len(outstanding(plan, folder, resume=how.resume))
+    plan.document["command"] = shlex.join(["aliceopt", *sys.argv[1:]])
+    console = stdout_console()
+    if title:
+        console.print(f"{title}: {left} runs", highlight=False)
+    try:
+        with Live(plan.document, console, already=len(plan.runs) - left) as live:
+            execute(
+                plan,
+                folder,
+                devices=devices,
+                workers=how.workers,
+                resume=how.resume,
+                tensorboard=how.tensorboard,
+                watch=live,
+            )
+    except KeyboardInterrupt:
+        console.print("interrupted: what is finished is kept")
+        return False
+    return True
+
+
+def _devices(device: str) -> list[str]:
+    """The devices that a name means; auto: every GPU, or the CPU."""
+    count = torch.cuda.device_count()
+    if device == "auto":
+        return [f"cuda:{i}" for i in range(count)] or ["cpu"]
+    if device == "cpu":
+        return ["cpu"]
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number or "0").isdecimal():
+        raise PlanError(f"--device must be auto, cpu, cuda or cuda:N; got {device!r}")
+    if int(number or 0) >= count:
+        raise PlanError(f"--device {device}: there are {count} CUDA devices here")
+    return [f"cuda:{number or 0}"]
+
+
+def missing(plan: Plan, folder: Path) -> list[str]:
+    """The runs that have no end: interrupted, failed, or never begun."""
+    if not (folder / "plan.json").exists():
+        return [f"all {len(plan.runs)} runs"]
+    records = read_runs(folder, plan.document)
+    return [
+        f"{r.label} seed {r.seed} ({r.status})"
+        for r in records
+        if r.status not in ("finished", "diverged")
+    ]
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+def data_root(
+    experiment: str, scale: str, given: Path | None, folder: Path, *, make: bool = True
+) -> Path | None:
+    """The folder to read data from.
+
+    At smoke scale small sets are generated where none is given, if they are to be made.
+    """
+    check_experiment(experiment, scale)
+    if given is not None:
+        if not given.is_dir():
+            raise PlanError(f"--data: there is no folder {str(given)!r}")
+        return given.resolve()
+    if scale != "smoke" or not make:
+        return None
+    name = settings_of(experiment, scale)["data"]["name"]
+    made: Path = generate.write(name, (folder / "data").resolve())
+    return made
+
+
+def check_data(plan: Plan) -> None:
+    """Read the data once, so that a bad file is told of before anything runs."""
+    problem = plan.runs[0].problem
+    source = {k: v for k, v in problem["data"].items() if k != "name"}
+    loaded = data.load(problem["data"]["name"], batch_size=problem["batch_size"], **source)
+    plan.document["generated"] = loaded.generated
+    plan.document["data_note"] = loaded.note
+
+
+# ---- showing -----------------------------------------------------------------------------------
+
+
+def check_experiment(name: str, scale: str) -> None:
+    """Refuse a name or a scale that there is not."""
+    settings_of(name, scale)
+
+
+def print_experiments() -> None:
+    """Names, what they are, and their cost at each scale."""
+    table = Table("experiment", "what", "reference", *SCALES, title_justify="left")
+    for name in EXPERIMENTS:
+        costs = [f"{experiment_plan(name, scale, read=False).gradients:.1e}" for scale in SCALES]
+        about = settings_of(name, "paper")
+        table.add_row(name, about["title"], about["paper"].split(":")[0], *costs)
+    stdout_console().print(table)
+    print("Costs are gradient evaluations at each scale. Run one: aliceopt run NAME --scale smoke")
+
+
+def print_plan(plan: Plan, tuning: Plan | None = None) -> None:
+    """What would be run, and what it would cost in gradient evaluations."""
+    document, console = plan.document, stdout_console()
+    table = Table("method", "optimizer", "options", "runs", "steps a run", "gradients", title=None)
+    for key, method in document["methods"].items():
+        runs = [run for run in document["runs"] if run["method"] == key]
+        options = ", ".join(f"{k}={v}" for k, v in method["options"].items())
+        cost = sum(run["gradients"] for run in runs)
+        row = (method["label"], method["optimizer"], options)
+        table.add_row(*row, str(len(runs)), str(runs[0]["steps"]), f"{cost:,}")
+    console.print(document["title"])
+    console.print(table)
+    for key in ("problem", "training"):
+        shown = ", ".join(f"{k}={v}" for k, v in document[key].items())
+        console.print(f"{key}: {shown}", highlight=False, soft_wrap=True)
+    seeds = f"{len(document['seeds'])} seeds"
+    console.print(f"in all {len(plan.runs)} runs, {seeds}, {plan.gradients:,} gradient evaluations")
+    if tuning is not None:
+        cost = f"{len(tuning.runs)} runs, {tuning.gradients:,} gradient evaluations"
+        console.print(f"before that, tuning of learning rates: {cost}")
+
+
+def print_experiment(folder: Path) -> None:
+    """An experiment's table beside the paper's, its figure, and its report."""
+    from aliceopt.lab.figures import draw_experiment
+    from aliceopt.lab.report import write_report
+    from aliceopt.lab.table import print_table
+
+    print_table(folder, stdout_console())
+    if any(run.status != "missing" for run in read_runs(folder)):
+        with contextlib.suppress(ValueError):  # nothing finished yet: no figure
+            print(f"figure: {draw_experiment(folder)}")
+    write_report(folder)
+
+
+def print_study(plan: Plan, folder: Path, target: float | None) -> None:
+    """A study's table and finding, and its report."""
+    from aliceopt.lab.report import write_report
+    from aliceopt.lab.summary import print_summary
+
+    if not (folder / "plan.json").exists():
+        return
+    document: dict[str, Any] = read_plan(folder)
+    print_summary(document, read_runs(folder, document), stdout_console(), target)
+    write_report(folder)

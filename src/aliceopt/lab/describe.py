@@ -1,0 +1,46 @@
+"""What was trained on what, in words, from a plan and its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aliceopt.lab.records import RunRecord
+
+__all__ = ["combination", "data_note", "is_generated", "problem_name"]
+
+STEP_NAMES = {"naq": "NAQ steps", "full": "full steps"}
+
+
+def problem_name(plan: Mapping[str, Any]) -> str:
+    """``convnet on digits``, or where the user's function is.
+
+    >>> problem_name({"problem": {"model": {"name": "convnet"}, "data": {"name": "digits"}}})
+    'convnet on digits'
+    """
+    problem = plan.get("problem") or plan.get("name", "the problem")
+    if not isinstance(problem, Mapping):
+        return str(problem)
+    if "function" in problem:
+        return str(problem["function"])
+    parts = (problem.get("model", {}).get("name"), problem.get("data", {}).get("name"))
+    return " on ".join(str(part) for part in parts if part) or str(plan.get("name", "the problem"))
+
+
+def data_note(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    """What the runs say of their data, else the plan's name of it."""
+    notes = dict.fromkeys(str(run.start["data"]) for run in runs if run.start.get("data"))
+    return "; ".join(notes) or str(plan.get("data", ""))
+
+
+def is_generated(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> bool:
+    """Whether invented data stood in for a published set."""
+    return "(generated)" in data_note(plan, runs)
+
+
+def combination(about: Mapping[str, Any]) -> str:
+    """A method in words: ``glass+abs with NAQ steps``, or its label."""
+    if about.get("terms") is None or about.get("step") is None:
+        return str(about["label"])
+    terms = "no term" if about["terms"] == "none" else about["terms"]
+    return f"{terms} with {STEP_NAMES.get(about['step'], about['step'])}"

@@ -1,0 +1,65 @@
+"""Experiments that compare curvature terms in two settings: one column of curves a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aliceopt.lab.figures import outcomes, style
+from aliceopt.lab.figures.outcomes import Records, Row, look_of_terms
+
+__all__ = ["draw_columns"]
+
+TERM_NAMES = {
+    "glass": "glass",
+    "abs": "abs",
+    "glass+abs": "glass + abs",
+    "glass+signed": "glass + signed",
+    "none": "no curvature",
+}
+
+
+def draw_columns(
+    records: Records, target: Path, name_of: Callable[[Mapping[str, Any]], tuple[str, str]]
+) -> Path:
+    """Curves above, one column for each setting, and all results below.
+
+    ``name_of`` gives a method's setting, as the title of a column and as a word for a row.
+    """
+    groups: dict[str, list[Row]] = {}
+    for key, method in records.plan["methods"].items():
+        title, word = name_of(method)
+        terms = method.get("terms")
+        mine = groups.setdefault(title, [])
+        label = TERM_NAMES.get(terms, terms) if terms else method["label"]
+        group = list(groups).index(title)
+        mine.append(Row(key, f"{label}, {word}" if word else label, look_of_terms(terms), group))
+    rows = [row for mine in groups.values() for row in mine]
+    with style.look():
+        figure = style.new_figure(height=3.6 + 0.28 * len(rows))
+        mosaic = figure.subplot_mosaic(
+            _places(len(groups), with_paper=bool(records.plan.get("paper"))),
+            height_ratios=[2.0, 0.5 + 0.28 * len(rows)],
+        )
+        for i, (title, mine) in enumerate(groups.items()):
+            axes = mosaic[f"curves {i}"]
+            named = [Row(r.method, r.label.rpartition(", ")[0] or r.label, r.look) for r in mine]
+            outcomes.draw_curves(axes, records, named)
+            axes.set_title(title)
+            if i:
+                axes.set_ylabel("")
+            else:
+                axes.legend(handlelength=2.2, borderaxespad=0.1)
+        outcomes.focus([mosaic[f"curves {i}"] for i in range(len(groups))], records)
+        outcomes.draw_results(figure, mosaic, records, rows)
+    return outcomes.finish(figure, records, target)
+
+
+def _places(columns: int, *, with_paper: bool) -> list[Any]:
+    """Two rows of panels of equal total width."""
+    below = ["ours", "paper"] if with_paper else ["ours"]
+    return [
+        [f"curves {i // len(below)}" for i in range(columns * len(below))],
+        [below[i // columns] for i in range(columns * len(below))],
+    ]

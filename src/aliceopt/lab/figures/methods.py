@@ -1,0 +1,54 @@
+"""Figure 6: training methods compared, with what they cost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aliceopt.lab.figures import outcomes, style
+from aliceopt.lab.figures.outcomes import LOOKS, Records, Row
+from aliceopt.lab.numbers import show_seconds
+from aliceopt.lab.summary import summarize
+from aliceopt.lab.table import unique_labels
+
+__all__ = ["draw_methods"]
+
+
+def draw_methods(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+    """Draw Figure 6 from the records in ``folder`` to ``out`` and return its path.
+
+    Above, validation against gradient evaluations; below, final results beside the paper's, with
+    gradient evaluations and seconds of a run (medians).
+    """
+    target = style.checked_path(out)
+    records = outcomes.load(folder, "methods")
+    plain = [
+        Row(key, label, LOOKS[i % len(LOOKS)])
+        for i, (key, label) in enumerate(unique_labels(records.plan).items())
+    ]
+    with style.look():
+        figure = style.new_figure(height=3.5 + 0.45 * len(plain))
+        paper = ["paper"] if records.plan.get("paper") else []
+        mosaic = figure.subplot_mosaic(
+            [["curves"] * (1 + len(paper)), ["ours", *paper]],
+            height_ratios=[2.0, 0.5 + 0.45 * len(plain)],
+        )
+        outcomes.draw_curves(mosaic["curves"], records, plain)
+        outcomes.focus([mosaic["curves"]], records)
+        mosaic["curves"].legend(loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=2)
+        outcomes.draw_results(figure, mosaic, records, _with_costs(records, plain))
+    note = "Under each method: gradient evaluations and seconds of a run, medians."
+    return outcomes.finish(figure, records, target, note)
+
+
+def _with_costs(records: Records, rows: list[Row]) -> list[Row]:
+    summary = summarize(records.plan, records.runs)
+    named = []
+    for row in rows:
+        cost = summary[row.method]
+        label = row.label
+        if cost.gradients is not None:
+            gradients = outcomes.short_count(cost.gradients)
+            label += f"\n{gradients} gradients, {show_seconds(cost.seconds)}"
+        named.append(Row(row.method, label, row.look))
+    return named

@@ -1,0 +1,280 @@
+"""What the figures of experiments share: results over seeds, training curves, and the small print.
+
+Ours are filled markers: the median over seeds, a line from minimum to maximum, and every seed as a
+dot. The paper's are hollow, beside ours in a panel of their own; both panels have the same axis
+only if the settings are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from aliceopt.lab.deviations import differences, lost, remark, setting, title_of
+from aliceopt.lab.figures import style
+from aliceopt.lab.records import RecordError, RunRecord
+from aliceopt.lab.summary import finals
+from aliceopt.lab.table import read_records
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "LOOKS",
+    "Records",
+    "Row",
+    "draw_curves",
+    "draw_finals",
+    "finish",
+    "load",
+    "look_of_terms",
+]
+
+_NAMES = {"accuracy": "validation accuracy (%)"}
+_WIDTH = 78  # characters of the smallest text in a line
+_LINE = 0.165  # inches of a line of text
+_EARLY = 0.25  # of a run, left out of the range of curves: everybody is bad at first
+
+LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": style.BLUE, "marker": "o", "ls": "-"},
+    {"color": style.VERMILLION, "marker": "s", "ls": "--"},
+    {"color": style.GREEN, "marker": "D", "ls": "-."},
+    {"color": style.ORANGE, "marker": "^", "ls": ":"},
+    {"color": style.SKY, "marker": "P", "ls": (0, (5, 1, 1, 1, 1, 1))},
+    {"color": style.BLACK, "marker": "v", "ls": (0, (1, 1))},
+    {"color": style.GRAY, "marker": "X", "ls": "-"},
+)
+_TERMS = ("glass", "abs", "glass+abs", "rms", "signed", "glass+signed", "none")
+
+
+@dataclass(frozen=True)
+class Records:
+    """A plan and its runs, one a planned run."""
+
+    plan: dict[str, Any]
+    runs: list[RunRecord]
+
+    def of(self, method: str) -> list[RunRecord]:
+        """The runs of one method."""
+        return [run for run in self.runs if run.method == method]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the paper's values may be read on the same axis."""
+        return not differences(self.plan, self.runs)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in a panel of results; rows of one ``group`` stand together."""
+
+    method: str
+    label: str
+    look: Mapping[str, Any]
+    group: int = 0
+
+
+def load(folder: str | os.PathLike[str], kind: str) -> Records:
+    """The records of an experiment whose figure is of this kind; `RecordError` otherwise."""
+    plan, runs = read_records(Path(folder))
+    if plan.get("figure") != kind:
+        raise RecordError(
+            f"records in {str(folder)!r} are of {plan['name']!r}, whose figure is "
+            f"{plan.get('figure')!r}, not {kind!r}"
+        )
+    return Records(plan, runs)
+
+
+def look_of_terms(terms: str | None) -> dict[str, Any]:
+    """Colour, marker and line of a curvature term, the same in every figure."""
+    return LOOKS[_TERMS.index(terms) if terms in _TERMS else -1]
+
+
+def metric_name(plan: Mapping[str, Any]) -> str:
+    """For an axis: ``validation loss``."""
+    metric = plan["metric"]
+    return _NAMES.get(metric, f"validation {metric}")
+
+
+# ---- curves ----------------------------------------------------------------------------------
+
+
+def draw_curves(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
+    """The metric against gradient evaluations: median of finished runs, band to the extremes.
+
+    Runs that did not finish are thin lines that end in a cross. The step is not the unit, since
+    methods need different numbers of gradients for one.
+    """
+    for row in rows:
+        runs = records.of(row.method)
+        done = [run for run in runs if run.status == "finished" and run.evaluations]
+        x, low, middle, high = _over_runs(done)
+        axes.fill_between(x, low, high, color=row.look["color"], alpha=0.18, lw=0)
+        every = max(1, len(x) // 8)
+        look = {**row.look, "ms": 4, "lw": 1.4, "markevery": every}
+        axes.plot(x, middle, label=row.label, **look)
+        for run in runs:
+            if run.status != "finished" and run.evaluations:
+                x, _, y, _ = _over_runs([run])
+                axes.plot(x, y, color=row.look["color"], lw=0.7, marker="x", markevery=[-1])
+    axes.set_xlabel("gradient evaluations")
+    axes.set_ylabel(metric_name(records.plan))
+    if records.plan["metric"] == "perplexity":
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(_ticks(4))
+    axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
+
+
+def _over_runs(runs: Sequence[RunRecord]) -> tuple[list[float], ...]:
+    """Gradients, and minimum, median and maximum of the metric, at every evaluation."""
+    at: dict[int, tuple[float, list[float]]] = {}
+    for run in runs:
+        for event in run.evaluations:
+            if event.get("metric") is not None:
+                at.setdefault(event["step"], (event["gradients"], []))[1].append(event["metric"])
+    points = [at[step] for step in sorted(at)]
+    columns = [(x, min(values), median(values), max(values)) for x, values in points]
+    return tuple([column[i] for column in columns] for i in range(4))
+
+
+def focus(axes_list: Sequence[Axes], records: Records) -> None:
+    """One range for all curves, without the first quarter of the runs."""
+    late = []
+    for run in records.runs:
+        values = [(e["step"], e["metric"]) for e in run.evaluations if e.get("metric") is not None]
+        last = values[-1][0] if values else 0
+        late += [value for step, value in values if step >= _EARLY * last]
+    if not late:
+        return
+    low, high = min(late), max(late)
+    if records.plan["metric"] == "perplexity":
+        low, high = low / 1.05, high * 1.05
+    else:
+        margin = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
+        low, high = low - margin, high + margin
+    for axes in axes_list:
+        axes.set_ylim(low, high)
+        if high < 10 * low:  # powers of ten alone would leave an axis without numbers
+            axes.yaxis.set_major_locator(_ticks(5))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def short_count(value: float) -> str:
+    """``1500`` as 1.5k."""
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{name}"
+    return f"{value:g}"
+
+
+def _ticks(count: int) -> MaxNLocator:
+    return MaxNLocator(count, steps=[1, 2, 2.5, 5, 10])
+
+
+# ---- results ---------------------------------------------------------------------------------
+
+
+def draw_results(figure: Figure, mosaic: Mapping[str, Axes], records: Records, rows: Any) -> None:
+    """Ours in ``mosaic["ours"]`` and, where there is such a panel, the paper's beside it."""
+    draw_finals(mosaic["ours"], records, rows)
+    if "paper" not in mosaic:
+        return
+    draw_published(mosaic["paper"], records, rows)
+    if records.comparable:
+        axes = (mosaic["ours"], mosaic["paper"])
+        low, high = (f(a.get_xlim()[i] for a in axes) for i, f in enumerate((min, max)))
+        for one in axes:
+            one.set_xlim(low, high)
+
+
+def places(rows: Sequence[Row]) -> list[float]:
+    """Heights of rows from the top, with a gap between groups."""
+    return [-(i + 0.6 * (row.group - rows[0].group)) for i, row in enumerate(rows)]
+
+
+def draw_finals(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
+    """Our results: a line over the range of seeds, a marker at the median, the seeds below it."""
+    values = finals(records.runs)
+    for row, y in zip(rows, places(rows), strict=True):
+        found = sorted(values.get(row.method, {}).values())
+        color = row.look["color"]
+        if not found:
+            axes.annotate(
+                _why_nothing(records.of(row.method)),
+                (0.02, y),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                color=style.GRAY,
+            )
+            continue
+        axes.plot([found[0], found[-1]], [y, y], color=color, lw=1.4)
+        axes.plot(found, [y - 0.3] * len(found), ".", color=color, ms=3.5, gid="seeds")
+        axes.plot([median(found)], [y], marker=row.look["marker"], color=color, ms=6.5, mec="white")
+    axes.set_yticks(places(rows), [row.label for row in rows])
+    _finish_results(axes, records, rows, "Ours")
+
+
+def draw_published(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
+    """The paper's minimum, median and maximum, hollow."""
+    for row, y in zip(rows, places(rows), strict=True):
+        paper = records.plan.get("paper", {}).get(row.method)
+        if paper is None:
+            axes.annotate(
+                "not in the paper",
+                (0.02, y),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                color=style.GRAY,
+            )
+            continue
+        look = {"color": row.look["color"], "mfc": "white"}
+        axes.plot([paper[0], paper[2]], [y, y], marker="|", ms=5, lw=1.0, **look)
+        axes.plot([paper[1]], [y], marker=row.look["marker"], ms=7, ls="", **look)
+    axes.set_yticks(places(rows), [""] * len(rows))
+    same = records.comparable
+    _finish_results(axes, records, rows, "Paper" if same else "Paper (not comparable)")
+
+
+def _why_nothing(runs: Sequence[RunRecord]) -> str:
+    said = lost(runs).partition(": ")[2]
+    return f"no result ({said})" if said else "no result"
+
+
+def _finish_results(axes: Axes, records: Records, rows: Sequence[Row], title: str) -> None:
+    axes.set_ylim(places(rows)[-1] - 0.7, 0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", lw=0.4, color="#DDDDDD")
+    axes.set_axisbelow(True)
+    axes.margins(x=0.08)
+    axes.xaxis.set_major_locator(_ticks(4))
+    axes.set_xlabel(f"{metric_name(records.plan)}\n({records.plan['better']} is better)")
+    axes.set_title(title)
+
+
+# ---- small print -----------------------------------------------------------------------------
+
+
+def finish(figure: Figure, records: Records, target: Path, note: str = "") -> Path:
+    """Title above, small print below: data, scale, batch, seeds, what is missing; then save."""
+    plan, runs = records.plan, records.runs
+    said = [setting(plan, runs) + "."]
+    gone = lost(runs)
+    said += [f"Not finished, {gone}."] if gone else []
+    said += [note] if note else []
+    said += [remark(plan, runs)] if plan.get("paper") else []
+    title = textwrap.wrap(title_of(plan, runs), 62)
+    lines = textwrap.wrap(" ".join(said), _WIDTH)
+    figure.suptitle("\n".join(title), x=0.01, ha="left", weight="bold", fontsize=10.5)
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=style.SMALLEST_TEXT)
+    # The words get room of their own, so that panels are as high as they were planned.
+    figure.set_figheight(figure.get_figheight() + _LINE * (len(title) + len(lines)))
+    return style.save(figure, target)

@@ -1,0 +1,109 @@
+"""Figure 1: exponents of gradient variations, block by block, while a network trains.
+
+A Hessian gives 2, glass gives 1. No truncated Taylor series of the gradient gives less than 2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from aliceopt.lab.figures import outcomes, style
+from aliceopt.lab.figures.outcomes import LOOKS, Records
+from aliceopt.lab.records import RecordError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_power_law"]
+
+Curve = tuple[list[float], list[float], list[float], list[float]]
+
+
+def draw_power_law(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+    """Draw Figure 1 from the records in ``folder`` to ``out`` and return its path.
+
+    Lines are medians over seeds, dots single seeds; bands are the 95% intervals over directions
+    (from the lowest to the highest end, over seeds).
+    """
+    target = style.checked_path(out)
+    records = outcomes.load(folder, "power_law")
+    series = [run.power_law for run in records.runs if run.power_law]
+    if not series:
+        raise RecordError(f"no exponents in {str(folder)!r}: no run has measured a power law yet")
+    with style.look():
+        figure = style.new_figure(height=3.8)
+        axes = figure.subplots()
+        names = list(series[0][0]["blocks"])
+        for i, name in enumerate(names):
+            _draw_block(axes, series, name, LOOKS[i % len(LOOKS)])
+        _finish_axes(axes, [p for name in names for p in block_curve(series, name)[1]])
+    return outcomes.finish(figure, records, target, _note(records, series))
+
+
+def block_curve(series: Sequence[Sequence[dict[str, Any]]], name: str) -> Curve:
+    """Epochs, median exponent, and the ends of the intervals; moments without one are left out."""
+    at: dict[float, list[dict[str, Any]]] = {}
+    for events in series:
+        for event in events:
+            law = event["blocks"].get(name)
+            if law is not None and law.get("exponent") is not None:
+                at.setdefault(event["epoch"], []).append(law)
+    epochs = sorted(at)
+    curve: Curve = (epochs, [], [], [])
+    for epoch in epochs:
+        exponents = [law["exponent"] for law in at[epoch]]
+        ends = [[law[k] for law in at[epoch] if law.get(k) is not None] for k in ("low", "high")]
+        curve[1].append(median(exponents))
+        curve[2].append(min(ends[0], default=min(exponents)))
+        curve[3].append(max(ends[1], default=max(exponents)))
+    return curve
+
+
+def _draw_block(
+    axes: Axes, series: Sequence[Sequence[dict[str, Any]]], name: str, look: dict[str, Any]
+) -> None:
+    epochs, middle, low, high = block_curve(series, name)
+    axes.fill_between(epochs, low, high, color=look["color"], alpha=0.15, lw=0)
+    every = max(1, len(epochs) // 8)
+    axes.plot(epochs, middle, label=name, ms=4.5, lw=1.5, markevery=every, **look)
+    if len(series) > 1:
+        for events in series:
+            laws = [(e["epoch"], e["blocks"].get(name, {}).get("exponent")) for e in events]
+            told = [(x, p) for x, p in laws if p is not None]
+            dots = {"color": look["color"], "ms": 3, "alpha": 0.6, "gid": "seeds"}
+            axes.plot([x for x, _ in told], [p for _, p in told], ".", **dots)
+
+
+def _finish_axes(axes: Axes, exponents: Sequence[float]) -> None:
+    """A range for the exponents and both lines; bands may be wider and are cut."""
+    low, high = min(exponents, default=1.0), max(exponents, default=2.0)
+    axes.set_ylim(min(0.9, low - 0.15), max(2.2, high + 0.15))
+    for power, meaning in ((2, "Hessian"), (1, "glass")):
+        axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
+        axes.annotate(
+            f"p = {power}\n{meaning}",
+            (1.0, power),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.margins(x=0.02)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("exponent p of gradient variations")
+    axes.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=2.6, columnspacing=1.2
+    )
+
+
+def _note(records: Records, series: Sequence[Sequence[dict[str, Any]]]) -> str:
+    event = series[0][0]
+    radius, factor = event["radius"], event.get("factor", 2)
+    text = f"Parameters displaced by {radius:g} against {factor * radius:g}"
+    if event.get("directions"):
+        text += f", {event['directions']} directions, bands: 95% intervals over them"
+    return f"{text}. The exponent depends on the batch size."

@@ -1,0 +1,97 @@
+"""Progress on the terminal: a bar for every run under way, a line for every run that ended."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from aliceopt.lab import train
+
+__all__ = ["Live"]
+
+
+class _Metric(ProgressColumn):
+    """The metric at the last evaluation."""
+
+    def render(self, task: Task) -> Text:
+        """Its value, once there is one."""
+        return Text(task.fields["shown"], style="cyan")
+
+
+class Live:
+    """Shows a plan being carried out. Where the output is no terminal, only lines are printed."""
+
+    def __init__(self, document: dict[str, Any], console: Console, already: int = 0):
+        self._console, self._metric = console, document["metric"]
+        self._labels = {key: method["label"] for key, method in document["methods"].items()}
+        self._expected = {(r["method"], r["seed"]): r["gradients"] for r in document["runs"]}
+        self._count, self._ended = len(document["runs"]), already
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            _Metric(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        left = sum(self._expected.values())
+        self._all = self._bars.add_task("all runs, in gradients", total=left, shown="")
+        self._tasks: dict[tuple[str, int], TaskID] = {}
+        self._done: dict[tuple[str, int], float] = {}
+
+    def __enter__(self) -> Live:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, progress: train.Progress) -> None:
+        """Move a bar; print a line when a run has ended."""
+        key = (progress.method, progress.seed)
+        share = progress.step / progress.steps if progress.status == "running" else 1.0
+        self._done[key] = share * self._expected[key]
+        self._bars.update(self._all, completed=sum(self._done.values()))
+        if progress.status == "running":
+            self._move(key, progress)
+            return
+        if key in self._tasks:
+            self._bars.remove_task(self._tasks.pop(key))
+        self._ended += 1
+        self._console.print(self._line(key, progress), highlight=False, markup=False)
+
+    def _move(self, key: tuple[str, int], progress: train.Progress) -> None:
+        if key not in self._tasks:
+            name = f"{self._labels[key[0]]}, seed {key[1]}"
+            self._tasks[key] = self._bars.add_task(name, total=progress.steps, shown="")
+        self._bars.update(self._tasks[key], completed=progress.step, shown=self._shown(progress))
+
+    def _shown(self, progress: train.Progress) -> str:
+        return "" if progress.metric is None else f"{self._metric} {progress.metric:.4g}"
+
+    def _line(self, key: tuple[str, int], progress: train.Progress) -> str:
+        place = f"{self._ended:>{len(str(self._count))}} of {self._count}"
+        name = f"{self._labels[key[0]]}, seed {key[1]}"
+        if progress.status == "finished":
+            return f"{place}  {name}: {self._shown(progress)}, {progress.gradients} gradients"
+        return f"{place}  {name}: {progress.status}: {progress.reason}"

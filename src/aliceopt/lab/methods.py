@@ -1,0 +1,333 @@
+"""Optimizers as the lab drives them: one way to step, count gradients, and set the rate.
+
+A gradient evaluation is one forward and backward pass on a batch. A Hessian-vector product, which
+differentiates that pass again, counts as two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import aliceopt
+from aliceopt import Alice
+from aliceopt.lab.graphs import CapturedGradient
+
+__all__ = [
+    "METHODS",
+    "STEPS",
+    "TERMS",
+    "Method",
+    "Step",
+    "make_method",
+    "mean_gradients",
+    "planned",
+]
+
+TERMS: dict[str, dict[str, Any]] = {
+    "none": {"glass": False, "hessian": "none"},
+    "glass": {"glass": True, "hessian": "none"},
+    "abs": {"glass": False, "hessian": "abs"},
+    "glass+abs": {"glass": True, "hessian": "abs"},
+    "rms": {"glass": False, "hessian": "rms"},
+    "signed": {"glass": False, "hessian": "signed"},
+    "glass+signed": {"glass": True, "hessian": "signed"},
+}
+"""Curvature terms by the names the studies use."""
+
+STEPS: dict[str, dict[str, Any]] = {"naq": {"step_fraction": None}, "full": {"step_fraction": 1.0}}
+"""Nesterov-accelerated quasi-Newton (phi = (1 - beta1) omega), and full quasi-Newton steps."""
+
+LossOf = Callable[[Any, Any], Tensor]
+Step = Callable[[Any, Any], Tensor]
+
+
+class Method:
+    """One or several optimizers that take a step together from one gradient.
+
+    ``gradients`` counts evaluations so far. ``bind`` gives the function that the loop calls with
+    every batch.
+    """
+
+    gradients_a_step = 1
+    capturable = True
+    averages = False
+    """Whether the parameters evaluated are others than those trained."""
+
+    def __init__(self, model: nn.Module, *optimizers: Optimizer):
+        self.model = model
+        self.optimizers = optimizers
+        self.gradients = 0
+        self._rates = [[float(group["lr"]) for group in o.param_groups] for o in optimizers]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate in use, of the first group."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    def set_rate(self, factor: float) -> None:
+        """Multiply every group's own learning rate by a factor of the schedule."""
+        for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+
+    def bind(self, loss_of: LossOf, batch: tuple[Any, Any], *, capture: bool) -> Step:
+        """A step on a batch; with ``capture`` its gradient is replayed from a CUDA graph."""
+        if not (capture and self.capturable):
+            return lambda inputs, targets: self._step(lambda: loss_of(inputs, targets))
+        gradient = CapturedGradient(self.model, loss_of, batch)
+
+        def step(inputs: Any, targets: Any) -> Tensor:
+            loss = gradient(inputs, targets)
+            self._advance()
+            return loss
+
+        return step
+
+    def _step(self, loss_of: Callable[[], Tensor]) -> Tensor:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        self._advance()
+        return loss.detach()
+
+    def _advance(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.gradients += self.gradients_a_step
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Within, the parameters are those to be evaluated."""
+        yield
+
+    def telemetry(self) -> dict[str, Any] | None:
+        """What the optimizer says of its curvature, if it says anything."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that resuming needs."""
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        return {"optimizers": states, "gradients": self.gradients}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.gradients = state["gradients"]
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+class AliceMethod(Method):
+    """Alice, which asks for gradients itself."""
+
+    def __init__(self, model: nn.Module, optimizer: Alice):
+        super().__init__(model, optimizer)
+        self.alice = optimizer
+
+    def bind(self, loss_of: LossOf, batch: tuple[Any, Any], *, capture: bool) -> Step:
+        """A step on a batch; with ``capture`` as CUDA graphs of whole steps."""
+        if capture:
+            static = tuple(part.clone() for part in batch)
+
+            def gradient() -> Tensor:
+                loss = loss_of(*static)
+                loss.backward()
+                return loss.detach()
+
+            captured = aliceopt.capture(self.alice, gradient, static)
+        else:
+            captured = None
+
+        def step(inputs: Any, targets: Any) -> Tensor:
+            def closure() -> Tensor:
+                loss = loss_of(inputs, targets)
+                loss.backward()
+                return loss.detach()
+
+            loss: Tensor = captured(inputs, targets) if captured else self.alice.step(closure)
+            self.gradients = self.alice.gradient_evaluations
+            return loss
+
+        return step
+
+    def telemetry(self) -> dict[str, Any] | None:
+        """Shares, densities and norms by group, and by the model's own blocks if it names them."""
+        named = getattr(self.model, "blocks", None)
+        report = self.alice.telemetry(blocks=named() if callable(named) else None).as_dict()
+        return {"groups": report["groups"], "blocks": report["blocks"]}
+
+
+class AdaHessianMethod(Method):
+    """AdaHessian differentiates twice, which needs the graph of the gradient.
+
+    Graphs of a gradient refer to the parameters that hold it; the cycle is cut after the step.
+    """
+
+    gradients_a_step = 3
+    capturable = False
+
+    def _step(self, loss_of: Callable[[], Tensor]) -> Tensor:
+        loss = loss_of()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*create_graph=True.*")
+            loss.backward(create_graph=True)
+        self._advance()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+class ScheduleFreeMethod(Method):
+    """Schedule-free optimizers evaluate at an average of the parameters they train."""
+
+    averages = True
+
+    def __init__(self, model: nn.Module, *optimizers: Any):
+        super().__init__(model, *optimizers)
+        for optimizer in optimizers:
+            optimizer.train()
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Within, the parameters are the average."""
+        optimizers: tuple[Any, ...] = self.optimizers
+        for optimizer in optimizers:
+            optimizer.eval()
+        try:
+            yield
+        finally:
+            for optimizer in optimizers:
+                optimizer.train()
+
+
+def _make_alice(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    terms, step = options.pop("terms", None), options.pop("step", None)
+    for name, value, known in (("terms", terms, TERMS), ("step", step, STEPS)):
+        if value is not None:
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+            options = {**known[value], **options}
+    options.setdefault("seed", seed)
+    return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
+
+
+def _make_adam(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    return Method(model, Adam(model.parameters(), **{"fused": True, **options}))
+
+
+def _make_adamw(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    return Method(model, AdamW(model.parameters(), **{"fused": True, **options}))
+
+
+def _make_sgd(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    return Method(model, SGD(model.parameters(), **{"fused": True, **options}))
+
+
+def _make_adahessian(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    from pytorch_optimizer import AdaHessian
+
+    return AdaHessianMethod(model, AdaHessian(model.parameters(), **options))
+
+
+def _make_schedule_free(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    from schedulefree import AdamWScheduleFree
+
+    return ScheduleFreeMethod(model, AdamWScheduleFree(model.parameters(), **options))
+
+
+def _make_muon(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    """Muon for matrices that are no embeddings, AdamW at ``adam_lr`` for all the rest."""
+    tables = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for p in module.parameters()
+    }
+    matrices = [p for p in model.parameters() if p.dim() == 2 and id(p) not in tables]
+    if not matrices:
+        raise ValueError("Muon needs parameters that are matrices, and the model has none")
+    mine = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in mine]
+    rate = options.pop("adam_lr", 1e-3)
+    muon = torch.optim.Muon(matrices, **options)
+    if not others:
+        return Method(model, muon)
+    return Method(model, muon, AdamW(others, lr=rate, weight_decay=0.0, fused=True))
+
+
+_MAKERS: dict[str, tuple[Callable[[nn.Module, dict[str, Any], int], Method], str]] = {
+    "alice": (_make_alice, "aliceopt:Alice"),
+    "adam": (_make_adam, "torch.optim:Adam"),
+    "adamw": (_make_adamw, "torch.optim:AdamW"),
+    "sgd": (_make_sgd, "torch.optim:SGD"),
+    "adahessian": (_make_adahessian, "pytorch_optimizer:AdaHessian"),
+    "schedule-free": (_make_schedule_free, "schedulefree:AdamWScheduleFree"),
+    "muon": (_make_muon, "torch.optim:Muon"),
+}
+_EXTRA = {"alice": {"terms", "step"}, "muon": {"adam_lr"}}
+
+METHODS = tuple(_MAKERS)
+"""The optimizers a plan may name."""
+
+
+def make_method(name: str, model: nn.Module, options: Mapping[str, Any], *, seed: int) -> Method:
+    """The method of this name for a model, with the options of its optimizer."""
+    if name not in _MAKERS:
+        raise ValueError(f"optimizer must be one of {', '.join(METHODS)}; got {name!r}")
+    maker, _ = _MAKERS[name]
+    check_options(name, options)
+    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    return maker(model, chosen, seed)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option that the optimizer does not have."""
+    module, attribute = _MAKERS[name][1].split(":")
+    try:
+        made = getattr(__import__(module, fromlist=[attribute]), attribute)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"optimizer {name!r} needs the package {error.name}: pip install 'aliceopt[lab]'"
+        ) from error
+    known = set(inspect.signature(made).parameters) - {"params", "model", "kwargs"}
+    for option in options:
+        if option not in known | _EXTRA.get(name, set()):
+            names = ", ".join(sorted(known | _EXTRA.get(name, set())))
+            raise ValueError(f"optimizer {name!r} has no option {option!r}; it has {names}")
+
+
+def mean_gradients(name: str, options: Mapping[str, Any]) -> float:
+    """Gradient evaluations a step in the long run: ``(q + 3) / (q + 1)`` for Alice that probes."""
+    quick = _quick_steps(name, options)
+    if quick is not None:
+        return (quick + 3) / (quick + 1)
+    return float(AdaHessianMethod.gradients_a_step if name == "adahessian" else 1)
+
+
+def planned(name: str, options: Mapping[str, Any], steps: int) -> int:
+    """Gradient evaluations of this many steps; the first of Alice's is a full one."""
+    quick = _quick_steps(name, options)
+    if quick is not None:
+        return steps + 2 * -(-steps // (quick + 1))
+    return round(mean_gradients(name, options)) * steps
+
+
+def _quick_steps(name: str, options: Mapping[str, Any]) -> int | None:
+    """Alice's quick steps a full one; None for all that never probe."""
+    if name != "alice":
+        return None
+    terms = {**TERMS["glass+abs"], **TERMS.get(options.get("terms") or "", {}), **options}
+    if not terms["glass"] and terms["hessian"] == "none":
+        return None
+    quick = options.get("quick_steps", 3)
+    if not isinstance(quick, int) or isinstance(quick, bool) or quick < 0:
+        raise ValueError(f"quick_steps must be a whole number >= 0, got {quick!r}")
+    return quick

@@ -1,0 +1,89 @@
+"""Numbers for people: sensible digits and the unit of the metric."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = [
+    "MINUS",
+    "show_count",
+    "show_difference",
+    "show_range",
+    "show_seconds",
+    "show_value",
+    "signed",
+    "unit",
+]
+
+MINUS = "\u2212"
+
+
+def show_value(value: float | None, metric: str) -> str:
+    """A result: percent for accuracy, four digits otherwise; a dash where there is none.
+
+    >>> show_value(98.6111, "accuracy"), show_value(0.0412345, "loss"), show_value(21.834, "ppl")
+    ('98.61%', '0.04123', '21.83')
+    """
+    if value is None:
+        return "\u2013"
+    if metric == "accuracy":
+        return f"{value:.2f}%"
+    return f"{value:.4g}".replace("-", MINUS)
+
+
+def unit(metric: str) -> str:
+    """What a difference of results is measured in: goes behind a number."""
+    return "points of accuracy" if metric == "accuracy" else f"in {metric}"
+
+
+def decimals(width: float) -> int:
+    """Decimals that leave an interval of this half-width one or two digits."""
+    if not 0 < width < math.inf:
+        return 2
+    return min(12, max(0, math.ceil(-math.log10(width / 2))))
+
+
+def signed(value: float, places: int) -> str:
+    """With a true minus sign; nothing is minus zero."""
+    text = f"{value:.{places}f}"
+    return f"{MINUS}{text[1:]}" if text.startswith("-") and float(text) != 0 else text.lstrip("-")
+
+
+def show_range(low: float, high: float, places: int | None = None) -> str:
+    """``0.1 to 0.7``."""
+    places = decimals((high - low) / 2) if places is None else places
+    return f"{signed(low, places)} to {signed(high, places)}"
+
+
+def show_difference(mean: float, low: float, high: float, metric: str) -> str:
+    """A difference with its interval.
+
+    >>> show_difference(0.4, 0.1, 0.7, "accuracy")
+    '0.4 points of accuracy (95% interval 0.1 to 0.7)'
+    """
+    places = max(1, decimals((high - low) / 2))
+    for _ in range(2):  # what is not zero should not read as zero
+        if any(v != 0 and float(f"{v:.{places}f}") == 0 for v in (mean, low, high)):
+            places += 1
+    interval = show_range(low, high, places)
+    return f"{signed(mean, places)} {unit(metric)} (95% interval {interval})"
+
+
+def show_count(count: float | None) -> str:
+    """Gradient evaluations, with thousands separated; a dash where there is none."""
+    return "\u2013" if count is None else f"{count:,.0f}"
+
+
+def show_seconds(seconds: float | None) -> str:
+    """Seconds to two digits, from two minutes on in minutes, from two hours on in hours.
+
+    >>> show_seconds(0.4567), show_seconds(754.0), show_seconds(9000.0)
+    ('0.46 s', '12.6 min', '2.5 h')
+    """
+    if seconds is None:
+        return "\u2013"
+    for size, name in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
+    places = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
+    return f"{seconds:.{places}f} s"

@@ -1,0 +1,259 @@
+"""Carry out a plan: one run after another, or several at once in worker processes.
+
+Workers are told what to do one run at a time through a pipe of their own and answer with progress.
+They ignore Ctrl-C, which is the parent's to handle, and end when the parent does, however it ended.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aliceopt.lab.plan import Plan, PlanError
+from aliceopt.lab.records import RunRecord, read_plan, read_runs, write_plan
+from aliceopt.lab.spec import Run
+from aliceopt.lab.train import Progress, train
+
+__all__ = ["Watcher", "cores", "execute", "outstanding"]
+
+
+Watcher = Callable[[Progress], None]
+"""Somebody who is told how far a run has come, or that it has ended."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What all runs of a plan share."""
+
+    folder: Path
+    resume: bool
+    tensorboard: bool
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def execute(
+    plan: Plan,
+    folder: Path,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    workers: int | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    watch: Watcher = lambda progress: None,
+) -> None:
+    """Carry out what is left of a plan; ``KeyboardInterrupt`` leaves what is finished.
+
+    ``workers`` is the number of processes: by default one a GPU, or one a core. One worker means
+    that the runs happen in this process.
+    """
+    todo = outstanding(plan, folder, resume=resume)
+    write_plan(folder, plan.document)
+    on_cpu = all(device == "cpu" for device in devices)
+    count = workers or (cores() if on_cpu else len(devices))
+    threads = _threads(plan, folder, min(count, len(plan.runs)))
+    runs = [_threaded(run, threads) for run in todo]
+    count = max(1, min(count, len(todo)))
+    setting = _Setting(folder, resume, tensorboard)
+    if count == 1:
+        _run_here(runs, setting, devices[0], watch)
+    else:
+        _Pool(runs, setting, [devices[i % len(devices)] for i in range(count)], watch).run()
+
+
+def outstanding(plan: Plan, folder: Path, *, resume: bool) -> list[Run]:
+    """The runs to be done; what the folder holds already must belong to the same plan."""
+    _refuse_other_plan(plan, folder)
+    found = dict(zip(_keys(plan), read_runs(folder, plan.document), strict=True))
+    begun = [record for record in found.values() if record.status != "missing"]
+    if begun and not resume:
+        raise PlanError(
+            f"{str(folder)!r} already holds records of {len(begun)} runs: --resume to go on with "
+            "them, --overwrite to begin anew, or another --out"
+        )
+    todo = []
+    for run in plan.runs:
+        record = found[run.method, run.seed]
+        _check_same(run, record)
+        if record.status not in ("finished", "diverged"):
+            todo.append(run)
+    return todo
+
+
+def _refuse_other_plan(plan: Plan, folder: Path) -> None:
+    if not (folder / "plan.json").exists():
+        return
+    there = read_plan(folder)
+    same = all(there.get(key) == plan.document[key] for key in ("kind", "name"))
+    if not same and any(run.status != "missing" for run in read_runs(folder, there)):
+        raise PlanError(
+            f"{str(folder)!r} holds the records of {there.get('name')!r}: choose another --out, "
+            "or --overwrite"
+        )
+
+
+def _keys(plan: Plan) -> list[tuple[str, int]]:
+    return [(planned["method"], planned["seed"]) for planned in plan.document["runs"]]
+
+
+def _check_same(run: Run, record: RunRecord) -> None:
+    """Refuse to go on with records of another run."""
+    if not record.config:
+        return
+    names = ("optimizer", "options", "problem", "training")
+    try:
+        before = _threaded(Run.from_dict(record.config), run.training.threads)
+    except (KeyError, TypeError, ValueError):
+        other = list(names)  # written by another version
+    else:
+        now = Run.from_dict(run.as_dict())
+        other = [name for name in names if getattr(before, name) != getattr(now, name)]
+    if other:
+        raise PlanError(
+            f"the records of {run.method}, seed {run.seed}, were made with other settings "
+            f"({', '.join(other)}): choose another --out, or --overwrite"
+        )
+
+
+def _threads(plan: Plan, folder: Path, workers: int) -> int:
+    """Threads of a run: sums depend on them, so a plan goes on with those it began with."""
+    for record in read_runs(folder, plan.document):
+        if record.config:
+            return int(record.config["training"]["threads"])
+    share = max(1, cores() // max(1, workers))
+    most = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(share, int(most))) if most.isdecimal() else share
+
+
+def _threaded(run: Run, threads: int) -> Run:
+    return replace(run, training=replace(run.training, threads=threads))
+
+
+def _train(run: Run, setting: _Setting, device: str, watch: Watcher) -> None:
+    if device == "cpu":
+        torch.set_num_threads(run.training.threads)
+    options = {"resume": setting.resume, "tensorboard": setting.tensorboard}
+    train(run, setting.folder, device=device, report=watch, **options)
+
+
+def _run_here(todo: Sequence[Run], setting: _Setting, device: str, watch: Watcher) -> None:
+    threads = torch.get_num_threads()
+    try:
+        for run in todo:
+            _train(run, setting, device, watch)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass
+class _Worker:
+    """A process, the pipe to it, and the run it is at."""
+
+    process: Any
+    pipe: Connection
+    device: str
+    run: Run | None = None
+
+
+class _Pool:
+    """Worker processes, each given the next run when it has ended one."""
+
+    def __init__(
+        self, todo: Sequence[Run], setting: _Setting, devices: Sequence[str], watch: Watcher
+    ):
+        self._todo = list(todo)
+        self._setting, self._watch = setting, watch
+        self._workers = [self._start(device) for device in devices]
+
+    def run(self) -> None:
+        """Until nothing is left to do, or until interrupted."""
+        try:
+            for worker in self._workers:
+                self._give(worker)
+            while any(worker.run for worker in self._workers):
+                pipes: list[Any] = [worker.pipe for worker in self._workers if worker.run]
+                for ready in wait(pipes):
+                    worker = next(w for w in self._workers if w.pipe is ready)
+                    self._hear(worker)
+        finally:
+            for worker in self._workers:
+                worker.process.terminate()
+            for worker in self._workers:
+                worker.process.join()
+                worker.pipe.close()
+
+    def _start(self, device: str) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, self._setting, device), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, mine, device)
+
+    def _give(self, worker: _Worker) -> None:
+        worker.run = self._todo.pop(0) if self._todo else None
+        if worker.run is not None:
+            try:
+                worker.pipe.send(worker.run)
+            except OSError:
+                self._replace(worker, worker.run)
+
+    def _hear(self, worker: _Worker) -> None:
+        run = worker.run
+        assert run is not None
+        try:
+            progress: Progress = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._replace(worker, run)
+            return
+        self._watch(progress)
+        if progress.status != "running":
+            self._give(worker)
+
+    def _replace(self, worker: _Worker, run: Run) -> None:
+        """A worker died (killed, out of memory): its run counts as failed, the others go on."""
+        worker.process.join()
+        reason = f"its process ended with exit code {worker.process.exitcode}"
+        steps = run.training.steps
+        self._watch(Progress(run.method, run.seed, 0, steps, 0, None, "failed", reason))
+        fresh = self._start(worker.device)
+        self._workers[self._workers.index(worker)] = fresh
+        self._give(fresh)
+
+
+def _work(pipe: Connection, setting: _Setting, device: str) -> None:
+    """The life of a worker: runs from the pipe, progress back into it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def tell(progress: Progress) -> None:
+        try:
+            pipe.send(progress)
+        except OSError:
+            os._exit(1)  # the parent is gone, which is no failure of the run
+
+    while True:
+        try:
+            run = pipe.recv()
+        except EOFError:
+            return
+        _train(run, setting, device, tell)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,333 @@
+"""What the lab trains: a model, a loss, data, and how success is measured.
+
+A user's problem is a function without arguments that returns a `Problem`, or a dictionary or tuple
+with the same parts. The lab seeds torch before it calls the function, so that every seed starts
+from other weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aliceopt.lab.data.accept import as_split
+from aliceopt.lab.data.splits import Split
+from aliceopt.probe import BufferGuard
+
+__all__ = [
+    "METRICS",
+    "TEMPLATE",
+    "Metric",
+    "Problem",
+    "ProblemError",
+    "load_function",
+    "make_problem",
+    "write_template",
+]
+
+BATCH_SIZE = 64
+"""Examples a batch, where the problem does not say."""
+
+METRICS = {"loss": "lower", "accuracy": "higher", "perplexity": "lower"}
+"""Names of metrics, and which direction is better."""
+
+_PARTS = ("model", "loss", "train", "validation")
+_OPTIONS = ("metric", "better", "batch_size", "note")
+_RECORDED = ("event", "step", "epoch", "gradients", "seconds")
+
+
+class ProblemError(ValueError):
+    """A problem that cannot be trained, with what is missing."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good a model is: a name, a direction, and a mean over a batch.
+
+    ``of(outputs, targets)`` is None for the loss and the perplexity, which follow from the loss.
+    """
+
+    name: str
+    better: str
+    of: Callable[[Any, Any], Any] | None = None
+
+
+@dataclass
+class Problem:
+    """A model, its loss, and data to train and to validate on.
+
+    Args:
+        model: what is trained.
+        loss: ``loss(model(inputs), targets)``, the mean over a batch, one number to minimise.
+        train: a pair of tensors, a map-style Dataset, a DataLoader, or a `Split`.
+        validation: the same; the metric is measured on all of it.
+        metric: "loss", "accuracy" (percent of ``argmax(outputs, -1) == targets``), "perplexity"
+            (the exponential of the loss), or a function of outputs and targets that gives a mean.
+        better: for a metric of your own, whether "higher" or "lower" is better.
+        batch_size: examples a batch; None: that of the DataLoader, or 64.
+        note: a line about the data for the report.
+    """
+
+    model: nn.Module
+    loss: Callable[[Any, Any], Tensor]
+    train: Any
+    validation: Any
+    metric: Any = "loss"
+    better: str | None = None
+    batch_size: int | None = None
+    note: str = ""
+    measure: Metric = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ProblemError(f"model must be a torch.nn.Module, got {_kind(self.model)}")
+        if not any(p.requires_grad for p in self.model.parameters()):
+            raise ProblemError("model has no parameters that require gradients")
+        if not callable(self.loss):
+            raise ProblemError(
+                f"loss must be a function of outputs and targets, got {_kind(self.loss)}"
+            )
+        self.train = self._split("train", self.train)
+        self.validation = self._split("validation", self.validation)
+        self.measure = _metric(self.metric, self.better)
+
+    def _split(self, name: str, data: Any) -> Split:
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ProblemError(f"batch_size must be a whole number >= 1, got {size!r}")
+        try:
+            return as_split(data, size or BATCH_SIZE, name=name, shrink=name == "validation")
+        except (TypeError, ValueError) as error:
+            raise ProblemError(str(error)) from error
+
+    def check(self) -> None:
+        """Try one batch, so that a mistake is told before an hour of training, and where it is.
+
+        The model is left as it was: its buffers, its mode, and torch's random state.
+        """
+        was_training, buffers = self.model.training, BufferGuard(self.model)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._try("train", lambda: self.train.batch(0, 0, 0), training=True)
+                self._try("validation", lambda: next(self.validation.in_order()), training=False)
+        finally:
+            self.model.train(was_training)
+            buffers.restore()
+
+    def _try(self, name: str, batch: Callable[[], tuple[Any, Any]], *, training: bool) -> None:
+        """One batch through model, loss and metric; ``name`` is that of the data."""
+        try:
+            inputs, targets = batch()
+        except Exception as error:
+            raise ProblemError(f"{name}: a batch cannot be made: {_said(error)}") from error
+        self.model.train(training)
+        with torch.set_grad_enabled(training):
+            outputs = _call(f"{name}: model(inputs)", self.model, inputs)
+            loss = _call(f"{name}: loss(outputs, targets)", self.loss, outputs, targets)
+            _check_loss(loss, differentiable=training)
+        with torch.no_grad():
+            metric = self.measure.of or (lambda outputs, targets: 0.0)
+            value = _call(f"{name}: metric(outputs, targets)", metric, outputs, targets)
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ProblemError(f"metric must give one number, got {_kind(value)}") from error
+
+
+def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise ProblemError(f"{what} raised {_said(error)}; {_seen(*arguments)}") from error
+
+
+def _check_loss(loss: Any, *, differentiable: bool) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ProblemError(
+            f"loss(outputs, targets) must be a tensor with one number, got {_kind(loss)}: "
+            "take the mean over the batch"
+        )
+    if differentiable and not loss.requires_grad:
+        raise ProblemError("the loss does not depend on the model's parameters: no gradient")
+
+
+def _metric(metric: Any, better: str | None) -> Metric:
+    if callable(metric):
+        if better not in ("higher", "lower"):
+            raise ProblemError(
+                f"with a metric of your own, better must be 'higher' or 'lower', got {better!r}"
+            )
+        return Metric(_name(metric), better, metric)
+    if not isinstance(metric, str) or metric not in METRICS:
+        known = ", ".join(map(repr, METRICS))
+        raise ProblemError(f"metric must be {known} or a function, got {metric!r}")
+    if better not in (None, METRICS[metric]):
+        raise ProblemError(f"{METRICS[metric]} {metric} is better, got better={better!r}")
+    return Metric(metric, METRICS[metric], accuracy if metric == "accuracy" else None)
+
+
+def _name(metric: Callable[..., Any]) -> str:
+    """What records call a metric of the user's own: never what they call something else."""
+    name = str(getattr(metric, "__name__", "metric"))
+    if not name.isidentifier():
+        return "metric"
+    return f"custom {name}" if name in METRICS or name in _RECORDED else name
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Percent of examples whose largest output is the target's."""
+    guesses = outputs.argmax(-1)
+    if guesses.shape != targets.shape:
+        raise ValueError(
+            f"accuracy needs targets of shape {tuple(guesses.shape)}, numbers of classes; "
+            f"got {tuple(targets.shape)}"
+        )
+    return 100.0 * (guesses == targets).float().mean()
+
+
+def make_problem(function: Callable[[], Any], name: str) -> Problem:
+    """Call a user's function and check what it returns."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ProblemError(
+            f"{name} must be a function that can be called without arguments: {error}"
+        ) from error
+    try:
+        return _as_problem(function())
+    except ProblemError as error:
+        raise ProblemError(f"{name}: {error}") from error
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ProblemError(
+            f"{name} raised {_said(error)} ({place.filename}, line {place.lineno})"
+        ) from error
+
+
+def _as_problem(made: Any) -> Problem:
+    if isinstance(made, Problem):
+        return made
+    if isinstance(made, tuple | list):
+        if len(made) != 4:
+            raise ProblemError(
+                f"returned {len(made)} things; expected four: {', '.join(_PARTS)} "
+                "(or a Problem, or a dictionary)"
+            )
+        return Problem(*made)
+    if isinstance(made, Mapping):
+        missing = [part for part in _PARTS if part not in made]
+        unknown = [key for key in made if key not in _PARTS + _OPTIONS]
+        if missing or unknown:
+            said = [f"missing: {', '.join(missing)}"] if missing else []
+            said += [f"not known: {', '.join(map(str, unknown))}"] if unknown else []
+            raise ProblemError(f"returned a dictionary; {'; '.join(said)}")
+        return Problem(**made)
+    raise ProblemError(
+        f"returned {_kind(made)}; expected a Problem, or a dictionary or tuple of "
+        f"{', '.join(_PARTS)}"
+    )
+
+
+def load_function(name: str) -> Callable[[], Any]:
+    """The function that ``package.module:function`` or ``path/to/file.py:function`` names."""
+    module_name, colon, function_name = name.rpartition(":")
+    if not colon or not module_name or not function_name.isidentifier():
+        raise ProblemError(
+            f"--problem must be package.module:function or file.py:function, got {name!r}"
+        )
+    module = _load_file(name, module_name) if module_name.endswith(".py") else _load(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        mine = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+        there = f"; it has {', '.join(mine)}" if mine else ""
+        raise ProblemError(f"{module_name} has no function {function_name!r}{there}")
+    found: Callable[[], Any] = function
+    return found
+
+
+def _load(module_name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.split(".")[0] == error.name.split(".")[0]:
+            raise ProblemError(
+                f"no module {module_name!r} here or installed; for a file write "
+                f"{module_name.replace('.', '/')}.py:function"
+            ) from error
+        raise ProblemError(f"{module_name} needs {error.name}, which is not installed") from error
+    except Exception as error:
+        raise ProblemError(f"{module_name} cannot be imported: {_said(error)}") from error
+
+
+def _load_file(name: str, path: str) -> ModuleType:
+    file = Path(path)
+    if not file.is_file():
+        raise ProblemError(f"there is no file {path!r} (from --problem {name})")
+    key = f"aliceopt_problem_{file.stem}"
+    spec = importlib.util.spec_from_file_location(key, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module  # so that classes defined there can be found again
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise ProblemError(f"{path} needs {error.name}, which is not installed") from error
+    except Exception as error:
+        raise ProblemError(f"{path} cannot be run: {_said(error)}") from error
+    return module
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _seen(*values: Any) -> str:
+    kinds = [
+        f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
+        if isinstance(v, Tensor)
+        else _kind(v)
+        for v in values
+    ]
+    return f"it was given {' and '.join(kinds)}"
+
+
+TEMPLATE = Path(__file__).with_name("template_problem.py")
+"""The file that ``aliceopt new-problem`` writes: a problem that runs as it is."""
+
+
+def write_template(path: Path) -> None:
+    """Write a new problem to start from; an existing file is never overwritten."""
+    if path.suffix != ".py":
+        raise ProblemError(f"a problem is a Python file, name.py; got {str(path)!r}")
+    if not path.stem.isidentifier():
+        raise ProblemError(f"{path.stem!r} cannot be a module's name: use letters, digits and _")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(TEMPLATE.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise ProblemError(f"{str(path)!r} exists already; it was left as it is") from None
+    except OSError as error:
+        raise ProblemError(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -1,0 +1,76 @@
+"""Problems made from the lab's own models and data, and those of users, from plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from aliceopt.lab import data, models
+from aliceopt.lab.problem import Problem, ProblemError, load_function, make_problem
+
+__all__ = ["MODELS", "build_problem"]
+
+
+def build_problem(config: Mapping[str, Any]) -> Problem:
+    """The problem of a run, from ``{"function": ...}`` or ``{"model": ..., "data": ...}``.
+
+    The model's weights are drawn from torch's generator as it stands.
+    """
+    if "function" in config:
+        return make_problem(load_function(config["function"]), config["function"])
+    source = {k: v for k, v in config["data"].items() if k != "name"}
+    loaded = data.load(config["data"]["name"], batch_size=config["batch_size"], **source)
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["model"].items()}
+    name = options.pop("name")
+    if name not in MODELS:
+        raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
+    model = MODELS[name](loaded, source, options)
+    return Problem(
+        model=model,
+        loss=getattr(model, "loss", nn.functional.cross_entropy),
+        train=loaded.train,
+        validation=loaded.validation,
+        metric=config.get("metric", "loss"),
+        batch_size=config["batch_size"],
+        note=loaded.note,
+    )
+
+
+Maker = Callable[[data.Loaded, dict[str, Any], dict[str, Any]], nn.Module]
+
+
+def _resnet18(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    return models.resnet18(loaded.classes, in_channels=loaded.shape[0], **options)
+
+
+def _vit(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    channels, side, _ = loaded.shape
+    return models.vit(loaded.classes, image=side, channels=channels, **options)
+
+
+def _tensorised(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    return models.tensorised_transformer(loaded.classes, length=source["length"], **options)
+
+
+def _convnet(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    return models.convnet(loaded.classes, image=loaded.shape, **options)
+
+
+def _mlp(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    inputs = 1
+    for size in loaded.shape:
+        inputs *= size
+    hidden = options.pop("hidden", (64, 64))
+    return models.mlp([inputs, *hidden, loaded.classes], **options)
+
+
+MODELS: dict[str, Maker] = {
+    "resnet18": _resnet18,
+    "vit": _vit,
+    "tensorised-transformer": _tensorised,
+    "convnet": _convnet,
+    "mlp": _mlp,
+}
+"""Networks by the names that plans use; sizes that the data decides are filled in."""

@@ -1,0 +1,227 @@
+"""What a run leaves behind: lines of JSON, a checkpoint that is never half-written, a reader.
+
+A folder holds ``plan.json`` and, for every run, ``METHOD/seed-N/records.jsonl`` and a checkpoint.
+A checkpoint remembers how long the journal was when it was taken. Resuming cuts the journal back
+to that length, so the records of a resumed run are those of an uninterrupted one, except for
+times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+import aliceopt
+
+__all__ = [
+    "Journal",
+    "RecordError",
+    "RunRecord",
+    "load_checkpoint",
+    "read_plan",
+    "read_runs",
+    "run_folder",
+    "save_checkpoint",
+    "versions",
+    "write_plan",
+]
+
+Status = Literal["finished", "diverged", "failed", "interrupted", "missing"]
+_SERIES = ("train", "evaluation", "telemetry", "power_law")
+
+
+class RecordError(ValueError):
+    """A folder of records that cannot be read."""
+
+
+def run_folder(folder: Path, method: str, seed: int) -> Path:
+    """Where one run of a plan is recorded."""
+    return folder / method / f"seed-{seed}"
+
+
+class Journal:
+    """Appends events to a file of JSON lines, from ``offset`` bytes on; what follows is dropped."""
+
+    def __init__(self, path: Path, offset: int = 0):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.truncate(path, offset)
+        self._file = path.open("a", encoding="utf-8")
+        self.mirror: Callable[[str, dict[str, Any]], None] | None = None
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One line; numbers that are not finite become null, which JSON can say."""
+        line = json.dumps(_finite({"event": event, **fields}), allow_nan=False)
+        self._file.write(line + "\n")
+        self._file.flush()
+        if self.mirror is not None:
+            self.mirror(event, fields)
+
+    def synced(self) -> int:
+        """The length of the file, once it is safely on disk."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write beside, then rename: after a kill there is the old file or the new one."""
+    beside = path.with_suffix(".writing")
+    with beside.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+    """What `save_checkpoint` wrote, or None; plain tensors and containers only, no pickled code."""
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise RecordError(
+            f"cannot read the checkpoint {str(path)!r} ({error}): delete it to begin that run anew"
+        ) from error
+    return content
+
+
+def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Write ``plan.json``, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / "plan.writing"
+    beside.write_text(json.dumps(_finite(plan), indent=2, allow_nan=False) + "\n")
+    beside.replace(folder / "plan.json")
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The plan of a folder of records."""
+    path = Path(folder) / "plan.json"
+    if not path.exists():
+        raise RecordError(f"no records in {str(folder)!r}: there is no plan.json")
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{str(path)!r} is not JSON: {error}") from error
+    return plan
+
+
+@cache
+def versions() -> dict[str, str | None]:
+    """What the numbers were made with."""
+    return {
+        "aliceopt": aliceopt.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _commit() -> str | None:
+    """The commit this package is run from, with a mark if files differ; None if it is installed."""
+    here = Path(__file__).resolve().parents[3]
+    if not (here / ".git").exists():
+        return None
+    git = ["git", "-C", str(here)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        edits = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    except OSError:
+        return None
+    if head.returncode != 0:
+        return None
+    return head.stdout.strip() + ("+changes" if edits.stdout.strip() else "")
+
+
+@dataclass
+class RunRecord:
+    """One run as its journal tells it.
+
+    ``final`` is the metric at the end of the schedule, None unless the run finished.
+    """
+
+    method: str
+    label: str
+    seed: int
+    status: Status = "missing"
+    config: dict[str, Any] = field(default_factory=dict)
+    start: dict[str, Any] = field(default_factory=dict)
+    training: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    telemetry: list[dict[str, Any]] = field(default_factory=list)
+    power_law: list[dict[str, Any]] = field(default_factory=list)
+    end: dict[str, Any] | None = None
+    final: float | None = None
+    gradients: int = 0
+    seconds: float = 0.0
+
+
+def read_runs(folder: Path, plan: dict[str, Any] | None = None) -> list[RunRecord]:
+    """Every planned run in the plan's order, also those not yet begun."""
+    folder = Path(folder)
+    plan = read_plan(folder) if plan is None else plan
+    runs = []
+    for planned in plan["runs"]:
+        method, seed = planned["method"], planned["seed"]
+        label = plan["methods"][method]["label"]
+        path = run_folder(folder, method, seed) / "records.jsonl"
+        runs.append(_read_run(path, RunRecord(method, label, seed)))
+    return runs
+
+
+def _read_run(path: Path, run: RunRecord) -> RunRecord:
+    series: dict[str, list[dict[str, Any]]] = dict(
+        zip(_SERIES, (run.training, run.evaluations, run.telemetry, run.power_law), strict=True)
+    )
+    for event in _events(path):
+        kind = event["event"]
+        if kind == "start":
+            run.status, run.start, run.config = "interrupted", event, event["config"]
+        elif kind == "end":
+            run.end, run.status = event, event["status"]
+            run.final = event["metric"] if run.status == "finished" else None
+        elif kind in series:
+            series[kind].append(event)
+        run.gradients = event.get("gradients", run.gradients)
+        run.seconds = event.get("seconds", run.seconds)
+    return run
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a journal; a kill may leave half of one at the end."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    events = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise RecordError(f"line {number} of {str(path)!r} is not JSON: {error}") from error
+    return events

@@ -1,0 +1,290 @@
+"""The report of a study or an experiment: one HTML file that explains itself.
+
+It needs nothing but itself: figures are inside, nothing is requested, and it reads with scripts
+off. What did not finish is said as plainly as what did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aliceopt.lab.describe import data_note, is_generated, problem_name
+from aliceopt.lab.deviations import remark
+from aliceopt.lab.figures.study_all import draw_study
+from aliceopt.lab.figures.study_look import Picture
+from aliceopt.lab.finding import Finding, find
+from aliceopt.lab.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.records import RunRecord, read_plan, read_runs
+from aliceopt.lab.report_page import data_uri, escape, page
+from aliceopt.lab.report_tables import comparison_table, method_table, run_table, settings_table
+from aliceopt.lab.summary import Summary, describe_counts, summarize
+from aliceopt.lab.table import unique_labels
+
+__all__ = ["write_report"]
+
+_READING = {
+    "Curvature term": "what shortens Alice's steps: glass, the gradient's jumps at ReLU-like "
+    "kinks; abs, rms and signed, three ways to average the Hessian's diagonal; or none of them.",
+    "Step": "NAQ (Nesterov-accelerated quasi-Newton) goes a fraction of each quasi-Newton step and "
+    "takes gradients further ahead; full goes all of it.",
+    "Gradient": "one forward and backward pass on a batch. Alice takes three of them on a full "
+    "measurement and one otherwise.",
+    "Time": "training steps only, without evaluation; runs done side by side slow each other down.",
+    "95% interval": "where the true mean difference lies, by a paired t-test over seeds. All "
+    "comparisons are corrected together (Holm): in a study without any true difference, one is "
+    "claimed at most 1 time in 20. That of the best two allows for their being picked.",
+}
+
+
+def write_report(folder: str | os.PathLike[str], target: float | None = None) -> Path:
+    """Write ``report.html``, and its figures under ``figures``, from the records in ``folder``.
+
+    Works on whatever is there: runs may be missing, interrupted or diverged.
+    """
+    place = Path(folder)
+    plan = _told_apart(read_plan(place))
+    runs = read_runs(place, plan)
+    summary = summarize(plan, runs, target)
+    finding = find(plan, runs, summary)
+    others = _other_pictures(plan, place / "figures")
+    # The paper's figure, redrawn, compares the methods already.
+    drawn = draw_study(plan, runs, place / "figures", summary=summary, methods=not others)
+    sections = [
+        _header(plan, runs, summary),
+        _finding_section(plan, finding),
+        _results_section(plan, runs, summary),
+        _figures_section([*others, *drawn]),
+        _missing_section(runs),
+        _reading_section(plan),
+        _setting_section(plan, runs, summary),
+        _section("All runs", _folded(f"{len(runs)} planned runs", run_table(plan, runs))),
+        _reproduce_section(plan, runs),
+    ]
+    path = place / "report.html"
+    beside = place / "report.writing"
+    beside.write_text(page(_title(plan), "\n".join(filter(None, sections))), encoding="utf-8")
+    beside.replace(path)
+    return path
+
+
+def _told_apart(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan with labels that no two methods share."""
+    labels = unique_labels(plan)
+    named = {key: {**about, "label": labels[key]} for key, about in plan["methods"].items()}
+    return {**plan, "methods": named}
+
+
+def _title(plan: Mapping[str, Any]) -> str:
+    return str(plan.get("title") or plan.get("name") or "Report")
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>"
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _pairs(pairs: Mapping[str, str]) -> str:
+    """A list of names and values; empty values are left out."""
+    told = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in pairs.items() if v)
+    return f"<dl>{''.join(told)}</dl>"
+
+
+def _header(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
+    scale = f", scale {plan['scale']}" if plan["kind"] == "experiment" else ""
+    facts = [
+        problem_name(plan),
+        f"{len(plan['methods'])} methods, {len(plan['seeds'])} seeds",
+        f"runs: {describe_counts(summary.counts)}",
+        _dates(runs),
+    ]
+    return (
+        f'<header><p class="kind">aliceopt {escape(plan["kind"])}{escape(scale)}</p>'
+        f"<h1>{escape(_title(plan))}</h1>"
+        f"<p>{escape('; '.join(filter(None, facts)))}</p></header>"
+    )
+
+
+def _dates(runs: Sequence[RunRecord]) -> str:
+    days = sorted({str(run.start["time"])[:10] for run in runs if run.start.get("time")})
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+
+
+def _finding_section(plan: Mapping[str, Any], finding: Finding) -> str:
+    aside = {"trouble": ' class="aside"', "limits": ' class="aside"'}
+    shown = [f"<p{aside.get(topic, '')}>{_unbroken(t)}</p>" for topic, t in finding.parts.items()]
+    body = f'<div class="finding" id="finding">{"".join(shown)}</div>'
+    if finding.comparisons:
+        count = len(finding.comparisons)
+        unit = "points" if plan["metric"] == "accuracy" else f"units of {plan['metric']}"
+        note = f'<p class="note">In {escape(unit)}; a positive gain is better.</p>'
+        title = "The comparison behind it" if count == 1 else f"The {count} comparisons behind it"
+        body += _folded(title, comparison_table(plan, finding.comparisons) + note)
+    return _section("Finding", body)
+
+
+def _unbroken(text: str) -> str:
+    """Escaped, with numbers and units of time kept on one line."""
+    return re.sub(r"(\d) (s|min|h)\b", "\\1&nbsp;\\2", escape(text))
+
+
+def _results_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
+    better = "higher" if plan["better"] == "higher" else "lower"
+    notes = [
+        f"Final validation {plan['metric']} ({better} is better) over finished seeds; gradient "
+        "evaluations and time are medians of a run. The best median of each family is bold."
+    ]
+    if summary.target is not None:
+        value = show_value(summary.target.value, plan["metric"])
+        notes.append(
+            f"Target: {value}, {summary.target.rule}; its cost is read at the first evaluation "
+            "that reaches it, and is the median over seeds."
+        )
+    if plan.get("reference"):
+        notes += [f"The paper: {plan['reference']}.", remark(plan, runs) or ""]
+    note = f'<p class="note">{escape(" ".join(filter(None, notes)))}</p>'
+    return _section("Results", method_table(plan, summary) + note)
+
+
+def _other_pictures(plan: Mapping[str, Any], folder: Path) -> list[Picture]:
+    """Figures that others left in the folder, such as the paper's redrawn; .svg before .png."""
+    found: dict[str, Path] = {}
+    for suffix in (".svg", ".png"):
+        for path in sorted(folder.glob(f"*{suffix}")):
+            if not path.name.startswith("study-"):
+                found.setdefault(path.stem, path)
+    caption = "Redrawn from the records of this folder."
+    reference = plan.get("reference") or _title(plan)
+    return [
+        Picture(p, "The paper's figure, redrawn", caption, str(reference)) for p in found.values()
+    ]
+
+
+def _figures_section(pictures: Sequence[Picture]) -> str:
+    if not pictures:
+        return ""
+    shown = (
+        f"<figure><h3>{escape(p.question)}</h3>"
+        f'<img src="{data_uri(p.path)}" alt="{escape(p.alt)}">'
+        f"<figcaption>{escape(p.caption)}</figcaption></figure>"
+        for p in pictures
+    )
+    return _section("Figures", "\n".join(shown))
+
+
+def _missing_section(runs: Sequence[RunRecord]) -> str:
+    """Runs without a result, by method, state and reason."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for run in runs:
+        if run.status != "finished":
+            reason = str((run.end or {}).get("reason") or "")
+            groups.setdefault((run.label, run.status, reason), []).append(run.seed)
+    if not groups:
+        return _section("What is missing", "<p>Nothing: every planned run finished.</p>")
+    items = []
+    for (label, status, reason), seeds in groups.items():
+        which = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+        why = f": {reason}" if reason else ""
+        items.append(f"<li>{escape(f'{label}, {which}: {status}{why}')}</li>")
+    return _section("What is missing", f"<ul>{''.join(items)}</ul>")
+
+
+def _reading_section(plan: Mapping[str, Any]) -> str:
+    return _section("How to read this", _pairs(_READING))
+
+
+def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
+    starts = [run.start for run in runs if run.start]
+    training = plan.get("training") or {}
+    source = plan.get("problem")
+    model = source.get("model") if isinstance(source, Mapping) else None
+    steps = sorted({run["steps"] for run in plan["runs"]})
+    facts = {
+        "Command": str(plan.get("command") or ""),
+        "Problem": problem_name(plan),
+        "Data": data_note(plan, runs) + _generated(plan, runs),
+        "Model": _settings(model) if isinstance(model, Mapping) else "",
+        "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
+        "Budget": f"{_range(steps)} steps a run, equal {plan.get('budget', 'steps')}",
+        "Training": _settings(training),
+        "Learning rates": f"{_rates(plan)}; see below",
+        "Seeds": ", ".join(map(str, plan["seeds"])),
+        "Versions": _unique(_settings(s.get("versions") or {}) for s in starts),
+        "Device": _unique(str(s.get("device", "")) for s in starts),
+        "Date": _unique(str(s.get("time", "")) for s in starts[:1]),
+        "In all": f"{show_count(summary.gradients)} gradient evaluations, "
+        f"{show_seconds(summary.seconds)} of training steps",
+    }
+    settings = _folded("Settings of every method", settings_table(plan))
+    return _section("How it was run", _pairs(facts) + settings)
+
+
+def _rates(plan: Mapping[str, Any]) -> str:
+    tuned = plan.get("tuned")
+    if isinstance(tuned, Mapping):
+        return (
+            f"the best of {tuned['rates']} tried for each method, half a power of ten apart, at "
+            f"seed {tuned['seed']}, whose runs do not count here"
+        )
+    if plan["kind"] == "experiment":
+        return "the paper's, not tuned here"
+    return "not tuned: each method's usual one"
+
+
+def _generated(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    return (
+        "; generated data, which say nothing about the real set" if is_generated(plan, runs) else ""
+    )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "no"
+    return " to ".join(show_count(n) for n in dict.fromkeys((numbers[0], numbers[-1])))
+
+
+def _unique(values: Any) -> str:
+    return "; ".join(dict.fromkeys(v for v in values if v))
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    """``name: value`` pairs in a line; what is nested stays JSON, what is unset is left out."""
+    told = []
+    for name, value in values.items():
+        if value is not None:
+            plain = value if isinstance(value, str | int | float) else json.dumps(value)
+            told.append(str(plain) if name == "name" else f"{name.replace('_', ' ')} {plain}")
+    return ", ".join(told)
+
+
+def _reproduce_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    commit = next(
+        (v["commit"] for r in runs if (v := r.start.get("versions") or {}).get("commit")), ""
+    )
+    words = plan.get("command") or _command(plan)
+    code = f"<pre><code>{escape(words)}</code></pre>"
+    where = f" at commit {commit}" if commit else ""
+    note = (
+        f"With aliceopt{where}. Seeds fix the weights, the order of the data and the probes; on a "
+        "CPU the same versions and number of threads give the same results to the bit. The "
+        "records beside this file hold every number shown here."
+    )
+    return _section("How to reproduce it", f"{code}<p>{escape(note)}</p>")
+
+
+def _command(plan: Mapping[str, Any]) -> str:
+    """The command that the plan amounts to."""
+    seeds = ["--seeds", str(len(plan["seeds"]))]
+    if plan["kind"] == "experiment":
+        return shlex.join(["aliceopt", "run", plan["name"], "--scale", plan["scale"], *seeds])
+    source = plan.get("problem")
+    function = source.get("function") if isinstance(source, Mapping) else None
+    return shlex.join(["aliceopt", "study", *(["--problem", function] if function else []), *seeds])

@@ -1,0 +1,203 @@
+"""The tables of a report, as markup: methods, comparisons, settings, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aliceopt.lab.comparisons import Comparison
+from aliceopt.lab.describe import STEP_NAMES, combination
+from aliceopt.lab.numbers import (
+    decimals,
+    show_count,
+    show_range,
+    show_seconds,
+    show_value,
+    signed,
+)
+from aliceopt.lab.records import RunRecord
+from aliceopt.lab.report_page import escape
+from aliceopt.lab.summary import MethodSummary, Summary, best_method, describe_finished
+
+__all__ = ["comparison_table", "method_table", "run_table", "settings_table"]
+
+
+class Cell(NamedTuple):
+    """Text, and the number to sort by if it is one."""
+
+    text: str
+    value: float | None = None
+    number: bool = False
+    wrap: bool = False
+
+    def html(self) -> str:
+        """The cell as markup."""
+        kind = "" if self.number else f' class="text{" wrap" if self.wrap else ""}"'
+        sort = f' data-value="{"" if self.value is None else repr(self.value)}"'
+        return f"<td{kind}{sort if self.number else ''}>{escape(self.text)}</td>"
+
+
+class Row(NamedTuple):
+    """A row: its name, cells, family, and whether it stands out."""
+
+    name: str
+    cells: Sequence[Cell]
+    family: str = ""
+    best: bool = False
+
+
+def table(
+    caption: str, heads: Sequence[str], rows: Iterable[Row], *, filtered: bool = False
+) -> str:
+    """A table that scrolls within its own box and sorts when scripts are on.
+
+    A head that begins with a space is of a column of text.
+    """
+    top = "".join(f'<th scope="col"{_text(head)}>{escape(head.strip())}</th>' for head in heads)
+    body = "\n".join(
+        f'<tr data-family="{escape(row.family)}"{_best(row)}>'
+        f'<th scope="row">{escape(row.name)}</th>'
+        f"{''.join(cell.html() for cell in row.cells)}</tr>"
+        for row in rows
+    )
+    mark = " data-filter" if filtered else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f'<table class="sortable"{mark}><thead><tr>{top}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _text(head: str) -> str:
+    return ' class="text"' if head.startswith(" ") else ""
+
+
+def _best(row: Row) -> str:
+    return ' class="best"' if row.best else ""
+
+
+def method_table(plan: Mapping[str, Any], summary: Summary) -> str:
+    """Results and costs by method; the best median of each family stands out."""
+    paper = plan.get("paper") or {}
+    best = {s.method for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
+    heads = ["Method", "Min", "Median", "Max", *(["Paper's median"] if paper else [])]
+    heads += [
+        "Gradients",
+        "Time",
+        "Gradients to target",
+        "Time to target",
+        "Reached target",
+        " Finished",
+    ]
+    rows = []
+    for s in summary.methods:
+        cells = [_result(v, plan) for v in (s.low, s.median, s.high)]
+        if paper:
+            mine = paper.get(s.method)
+            cells.append(_result(mine[len(mine) // 2] if mine else None, plan))
+        cells += [_count(s.gradients), _time(s.seconds)]
+        cells += [_count(s.to_target_gradients), _time(s.to_target_seconds)]
+        cells += [_reached(s), Cell(describe_finished(s))]
+        rows.append(Row(s.label, cells, s.family, s.method in best))
+    return table("Results by method", heads, rows, filtered=True)
+
+
+def _result(value: float | None, plan: Mapping[str, Any]) -> Cell:
+    return Cell(show_value(value, plan["metric"]), value, number=True)
+
+
+def _count(value: float | None) -> Cell:
+    return Cell(show_count(value), value, number=True)
+
+
+def _time(value: float | None) -> Cell:
+    return Cell(show_seconds(value), value, number=True)
+
+
+def _reached(s: MethodSummary) -> Cell:
+    return Cell(f"{s.reached} of {s.judged}", float(s.reached), number=True)
+
+
+def comparison_table(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> str:
+    """Every comparison with its interval, corrected p-value and verdict."""
+    rows = []
+    for c in comparisons:
+        places = 3 if c.low is None or c.high is None else decimals((c.high - c.low) / 2) + 1
+        interval = "\u2013"
+        if c.low is not None and c.high is not None:
+            interval = show_range(c.low, c.high, places)
+        p = "\u2013" if c.corrected_p is None else _p(c.corrected_p)
+        cells = [
+            Cell(str(c.seeds), c.seeds, number=True),
+            Cell(signed(c.gain, places), c.gain, number=True),
+            Cell(interval, c.low, number=True),
+            Cell(p, c.corrected_p, number=True),
+            Cell(c.verdict),
+        ]
+        rows.append(Row(_names(plan, c), cells, best=c.verdict in ("better", "worse")))
+    heads = ["First compared to second", "Seeds", "Mean gain", "95% interval", "Corrected p"]
+    return table("Comparisons", [*heads, " Verdict on the first"], rows)
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _names(plan: Mapping[str, Any], c: Comparison) -> str:
+    if c.question == "steps":
+        return f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
+    first, second = (combination(plan["methods"][m]) for m in (c.first, c.second))
+    if c.question == "terms":
+        return f"{first} to no term"
+    return f"best Alice ({first}) to best baseline ({second})"
+
+
+def settings_table(plan: Mapping[str, Any]) -> str:
+    """Every method with the options it ran with."""
+    rows = []
+    tuned = plan.get("tuned")
+    chosen = tuned["chosen"] if isinstance(tuned, Mapping) else {}
+    for method, about in plan["methods"].items():
+        options = {k: v for k, v in about.get("options", {}).items() if k not in ("terms", "step")}
+        shown = ", ".join(f"{k} {_plain(v)}" for k, v in options.items() if k != "lr")
+        rate = options.get("lr")
+        cells = [
+            Cell("\u2013" if rate is None else f"{rate:.3g}", rate, number=True),
+            *([Cell(_tried(chosen.get(method, {})))] if chosen else []),
+            Cell(str(about.get("terms") or "\u2013")),
+            Cell(str(about.get("step") or "\u2013")),
+            Cell(shown or "defaults", wrap=True),
+        ]
+        rows.append(Row(about["label"], cells, about["family"]))
+    heads = ["Method", "Learning rate", *([" Of those tried"] if chosen else [])]
+    return table("Settings by method", [*heads, " Terms", " Step", " Other options"], rows)
+
+
+def _tried(chosen: Mapping[str, Any]) -> str:
+    edge = " (at the edge)" if chosen.get("edge") else ""
+    return ", ".join(f"{rate:.3g}" for rate in chosen.get("tried", ())) + edge
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(_plain, value)) + ")"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def run_table(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    """Every planned run, whatever became of it."""
+    rows = []
+    for run in runs:
+        end = run.end or {}
+        cells = [
+            Cell(str(run.seed), run.seed, number=True),
+            Cell(run.status),
+            _result(run.final, plan),
+            _result(end.get("best"), plan),
+            _count(run.gradients if run.status != "missing" else None),
+            _time(run.seconds if run.status != "missing" else None),
+            Cell(str(end.get("reason") or ""), wrap=True),
+        ]
+        rows.append(Row(run.label, cells, plan["methods"][run.method]["family"]))
+    heads = ["Method", "Seed", " Status", "Final", "Best on the way", "Gradients", "Time"]
+    return table("All runs", [*heads, " Reason"], rows)

@@ -1,0 +1,239 @@
+"""Which curvature terms help here? A grid of terms and steps, and baselines, on one problem.
+
+Every method sees the same batches and starts from the same weights, seed by seed, so differences
+are taken within seeds. Methods are given the same number of steps or, if asked, of gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
+from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
+from aliceopt.lab.problem import Problem, ProblemError
+from aliceopt.lab.problems import build_problem
+from aliceopt.lab.records import RunRecord, read_runs
+
+__all__ = ["BASELINES", "BUDGETS", "GRID_TERMS", "Study", "study_folder", "study_plan", "tuned"]
+
+SETTINGS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("study.toml").read_text(encoding="utf-8")
+)
+BASELINES = tuple(SETTINGS["baselines"])
+GRID_TERMS = tuple(term for term in TERMS if term != "glass+signed")
+BUDGETS = ("steps", "gradients")
+TUNING_SEED = 1000
+"""Seed of the runs that choose learning rates; never one of the study's own."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study before its learning rates are known.
+
+    ``final`` is its plan at the middle rates; ``tuning`` tries ``rates`` of them for every method
+    with a seed of its own, or is None if there is only one to try.
+    """
+
+    about: dict[str, Any]
+    source: dict[str, Any]
+    settings: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+    batches: int
+    rates: int
+
+    @property
+    def final(self) -> Plan:
+        """The plan at the middle rates."""
+        return self._plan(self.about, self.methods, self.settings["seeds"])
+
+    @property
+    def tuning(self) -> Plan | None:
+        """Every method at every rate, once."""
+        if self.rates == 1:
+            return None
+        tried = {
+            f"{key}-rate-{i}": {**method, "lr": rate, "label": f"{_label(method)}, lr {rate:.2g}"}
+            for key, method in self.methods.items()
+            for i, rate in enumerate(rates_around(method["lr"], self.rates))
+        }
+        title = f"Learning rates for: {self.about['title']}"
+        return self._plan({**self.about, "kind": "tuning", "title": title}, tried, [TUNING_SEED])
+
+    def _plan(self, about: dict[str, Any], methods: dict[str, Any], seeds: Any) -> Plan:
+        settings = {**self.settings, "seeds": seeds}
+        return plan_of(about, self.source, settings, methods, self.batches)
+
+
+def rates_around(rate: float, count: int) -> list[float]:
+    """``count`` rates around a middle one, half a power of ten apart.
+
+    >>> [round(rate, 4) for rate in rates_around(0.01, 3)]
+    [0.0032, 0.01, 0.0316]
+    """
+    return [rate * 10 ** ((k - (count - 1) / 2) / 2) for k in range(count)]
+
+
+def tuned(study: Study, folder: Path) -> Plan:
+    """The study's plan with each method's best rate, read from the records of its tuning."""
+    if study.tuning is None:
+        return study.final
+    runs = {r.method: r for r in read_runs(folder / "tuning", study.tuning.document)}
+    methods, chosen = {}, {}
+    for key, method in study.methods.items():
+        tried = rates_around(method["lr"], study.rates)
+        best = _best([runs[f"{key}-rate-{i}"] for i in range(study.rates)], study.about["better"])
+        methods[key] = {**method, "lr": tried[best]}
+        chosen[key] = {"tried": tried, "lr": tried[best], "edge": best in (0, study.rates - 1)}
+    about = {**study.about, "tuned": {"seed": TUNING_SEED, "rates": study.rates, "chosen": chosen}}
+    return study._plan(about, methods, study.settings["seeds"])
+
+
+def _best(runs: list[RunRecord], better: str) -> int:
+    """Which run ended best; equal metrics are told apart by the loss. All failed: the first."""
+
+    def rank(i: int) -> tuple[float, float]:
+        run = runs[i]
+        if run.final is None:
+            return math.inf, i
+        loss = run.evaluations[-1]["loss"]
+        result = -run.final if better == "higher" else run.final
+        return result, math.inf if loss is None else loss
+
+    return min(range(len(runs)), key=rank)
+
+
+def study_folder(problem: str | None) -> Path:
+    """``runs/study-NAME``, the name being the module's or file's."""
+    name = (
+        "digits" if problem is None else Path(problem.rpartition(":")[0]).name.removesuffix(".py")
+    )
+    return Path("runs") / f"study-{name or 'problem'}"
+
+
+def study_plan(
+    problem: str | None = None,
+    *,
+    terms: Iterable[str] | None = None,
+    steps: Iterable[str] | None = None,
+    baselines: Iterable[str] | None = None,
+    seeds: int | None = None,
+    epochs: float | None = None,
+    lr: float | None = None,
+    quick_steps: int | None = None,
+    limit: str = "fixed",
+    budget: str = "steps",
+    target: float | None = None,
+    tune: int = 3,
+) -> Study:
+    """A study of ``problem``, by default of a small convnet on scikit-learn's digits.
+
+    ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made once
+    here and one batch tried, so that what is wrong with it is told at once.
+    """
+    if budget not in BUDGETS:
+        raise PlanError(f"--budget must be steps or gradients, got {budget!r}")
+    if limit not in SETTINGS["rates"]:
+        raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
+    if isinstance(tune, bool) or not isinstance(tune, int) or not 1 <= tune <= 9:
+        raise PlanError(f"--tune must be a whole number from 1 to 9, got {tune!r}")
+    settings = _settings(seeds, epochs, limit, quick_steps)
+    source = _source(problem, settings)
+    torch.manual_seed(0)
+    made = build_problem(source)
+    made.check()
+    settings["train"]["batch_size"] = made.train.batch_size
+    methods = _grid(terms, steps, _alice_rates(limit, lr))
+    chosen = choose(SETTINGS["baselines"], baselines, "baseline")
+    methods |= {key: m for key, m in chosen.items() if _fits(m, made, asked=baselines is not None)}
+    if not methods:
+        raise PlanError("nothing to compare: name at least one of --terms or --baselines")
+    if budget == "gradients":
+        methods = {key: _for_its_cost(m, settings) for key, m in methods.items()}
+    about = {
+        "kind": "study",
+        "name": problem or "digits",
+        "title": f"Which curvature terms help: {problem or 'a small convnet on digits'}",
+        "scale": "study",
+        "figure": "study",
+        "metric": made.measure.name,
+        "better": made.measure.better,
+        "budget": budget,
+        "target": target,
+        "tuned": False,
+    }
+    return Study(about, source, settings, methods, len(made.train), tune)
+
+
+def _label(method: Mapping[str, Any]) -> str:
+    return str(method.get("label") or label_of(method))
+
+
+def _settings(
+    seeds: int | None, epochs: float | None, limit: str, quick_steps: int | None
+) -> dict[str, Any]:
+    settings = {**SETTINGS, "train": dict(SETTINGS["train"])}
+    settings["alice"] = {**SETTINGS["alice"], "limit": limit}
+    if seeds is not None:
+        settings["seeds"] = seeds
+    if epochs is not None:
+        settings["train"]["epochs"] = epochs
+    if quick_steps is not None:
+        settings["alice"]["quick_steps"] = quick_steps
+    return settings
+
+
+def _alice_rates(limit: str, lr: float | None) -> dict[str, float]:
+    """Middle rates by kind of step; a given one is for NAQ, that of full steps in proportion."""
+    usual: dict[str, float] = SETTINGS["rates"][limit]
+    scale = 1.0 if lr is None else lr / usual["naq"]
+    return {step: rate * scale for step, rate in usual.items()}
+
+
+def _source(problem: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    if problem is not None:
+        return {"function": problem}
+    return {
+        "model": settings["model"],
+        "data": settings["data"],
+        "batch_size": settings["train"]["batch_size"],
+        "metric": "loss",
+    }
+
+
+def _grid(
+    terms: Iterable[str] | None, steps: Iterable[str] | None, rates: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
+    wanted = choose(dict.fromkeys(TERMS), GRID_TERMS if terms is None else terms, "term")
+    return {
+        f"{step}-{term.replace('+', '-')}": {
+            "optimizer": "alice",
+            "terms": term,
+            "step": step,
+            "lr": rates[step],
+        }
+        for step in choose(dict.fromkeys(STEPS), steps, "step")
+        for term in wanted
+    }
+
+
+def _fits(method: Mapping[str, Any], problem: Problem, *, asked: bool) -> bool:
+    """Whether the problem has what the method needs; Muon needs matrices."""
+    if method["optimizer"] != "muon" or any(p.dim() == 2 for p in problem.model.parameters()):
+        return True
+    if asked:
+        raise ProblemError("Muon needs parameters that are matrices, and the model has none")
+    return False
+
+
+def _for_its_cost(method: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The method with fewer epochs, as many as its gradients a step allow."""
+    options = {**settings["alice"], **method}
+    share = 1 / mean_gradients(method["optimizer"], options)
+    return {**method, "epochs": settings["train"]["epochs"] * share}

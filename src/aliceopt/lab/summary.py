@@ -1,0 +1,285 @@
+"""What a study or an experiment came to: results by method, and the cost of reaching a target.
+
+Results are judged at the end of the schedule. Equal steps are not equal cost, so gradient
+evaluations and seconds stand beside every result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aliceopt.lab.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.records import RunRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "MethodSummary",
+    "Summary",
+    "Target",
+    "best_method",
+    "choose_target",
+    "describe_counts",
+    "describe_finished",
+    "finals",
+    "print_summary",
+    "summarize",
+]
+
+_STATES = ("finished", "diverged", "failed", "interrupted", "missing")
+
+
+class Target(NamedTuple):
+    """A value of the metric to be reached, and one sentence on where it comes from."""
+
+    value: float
+    rule: str
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method over its seeds.
+
+    ``low``, ``median`` and ``high`` are of the final metric over finished runs, whatever is
+    better. ``gradients`` and ``seconds`` are the medians of a finished run. ``to_target_...`` are
+    medians over the runs that finished, diverged or reached the target, where a run that never
+    did counts as infinitely long: None if half of them or more never did.
+    """
+
+    method: str
+    label: str
+    family: str
+    terms: str | None
+    step: str | None
+    counts: Mapping[str, int]
+    mean: float | None
+    low: float | None
+    median: float | None
+    high: float | None
+    gradients: float | None
+    seconds: float | None
+    reached: int
+    judged: int
+    to_target_gradients: float | None
+    to_target_seconds: float | None
+
+    @property
+    def finished(self) -> int:
+        """Finished runs that have a result."""
+        return self.counts["finished"]
+
+    @property
+    def unstable(self) -> int:
+        """Runs that diverged or failed."""
+        return self.counts["diverged"] + self.counts["failed"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All methods, in the plan's order, with the totals of all runs, finished or not."""
+
+    methods: tuple[MethodSummary, ...]
+    target: Target | None
+    counts: Mapping[str, int]
+    gradients: int
+    seconds: float
+
+    def __getitem__(self, method: str) -> MethodSummary:
+        return next(summary for summary in self.methods if summary.method == method)
+
+
+def finals(runs: Iterable[RunRecord]) -> dict[str, dict[int, float]]:
+    """The final metric of every finished run, by method and seed."""
+    values: dict[str, dict[int, float]] = {}
+    for run in runs:
+        found = values.setdefault(run.method, {})
+        if run.final is not None and math.isfinite(run.final):
+            found[run.seed] = run.final
+    return values
+
+
+def summarize(
+    plan: Mapping[str, Any], runs: Sequence[RunRecord], target: float | None = None
+) -> Summary:
+    """Summaries of all planned methods.
+
+    ``target``, else the plan's, overrides the rule of `choose_target`.
+    """
+    target = plan.get("target") if target is None else target
+    goal = Target(target, "as given") if target is not None else choose_target(plan, runs)
+    by_method: dict[str, list[RunRecord]] = {method: [] for method in plan["methods"]}
+    for run in runs:
+        by_method[run.method].append(run)
+    methods = tuple(
+        _summarize_method(plan, method, mine, goal) for method, mine in by_method.items() if mine
+    )
+    return Summary(
+        methods=methods,
+        target=goal,
+        counts={state: sum(s.counts[state] for s in methods) for state in _STATES},
+        gradients=sum(run.gradients for run in runs),
+        seconds=math.fsum(run.seconds for run in runs),
+    )
+
+
+def choose_target(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Target | None:
+    """The middle one of the baselines' median final results, the worse of two middle ones.
+
+    So about half of the baselines reach it, however badly one of them does. Without a baseline
+    that finished, the middle one of all methods; None if nothing finished.
+    """
+    values = finals(runs)
+    medians = {m: median(found.values()) for m, found in values.items() if found}
+    baselines = [v for m, v in medians.items() if plan["methods"][m]["family"] == "baseline"]
+    pool = sorted(baselines or medians.values(), reverse=plan["better"] == "higher")
+    if not pool:
+        return None
+    whose = "the baselines'" if baselines else "all methods'"
+    return Target(pool[len(pool) // 2], f"the middle one of {whose} median final results")
+
+
+def best_method(
+    plan: Mapping[str, Any], summary: Summary, family: str | None = None
+) -> MethodSummary | None:
+    """The best median, then mean, of a family.
+
+    Methods that diverged come after all others; those with less than half of the seeds that
+    others finished do not count.
+    """
+    sign = 1 if plan["better"] == "higher" else -1
+    pool = [s for s in summary.methods if s.median is not None and family in (None, s.family)]
+    most = max((s.finished for s in pool), default=0)
+    return max(
+        (s for s in pool if 2 * s.finished >= most),
+        key=lambda s: (-s.unstable, sign * (s.median or 0.0), sign * (s.mean or 0.0)),
+        default=None,
+    )
+
+
+def _summarize_method(
+    plan: Mapping[str, Any], method: str, runs: Sequence[RunRecord], target: Target | None
+) -> MethodSummary:
+    about = plan["methods"][method]
+    done = [run for run in runs if run.final is not None and math.isfinite(run.final)]
+    values = [run.final for run in done if run.final is not None]
+    crossings = [_first_beyond(run, target, plan["better"]) for run in runs]
+    reached = [c for c in crossings if c is not None]
+    judged = [
+        c if c is not None else (math.inf, math.inf)
+        for run, c in zip(runs, crossings, strict=True)
+        if c is not None or run.status in ("finished", "diverged", "failed")
+    ]
+    return MethodSummary(
+        method=method,
+        label=about["label"],
+        family=about["family"],
+        terms=about.get("terms"),
+        step=about.get("step"),
+        counts={state: sum(run.status == state for run in runs) for state in _STATES},
+        mean=fmean(values) if values else None,
+        low=min(values, default=None),
+        median=_median(values),
+        high=max(values, default=None),
+        gradients=_median([run.gradients for run in done]),
+        seconds=_median([run.seconds for run in done]),
+        reached=len(reached),
+        judged=len(judged),
+        to_target_gradients=_median([gradients for gradients, _ in judged]),
+        to_target_seconds=_median([seconds for _, seconds in judged]),
+    )
+
+
+def _first_beyond(run: RunRecord, target: Target | None, better: str) -> tuple[float, float] | None:
+    """Gradients and seconds at the first evaluation at or beyond the target; not interpolated."""
+    if target is None:
+        return None
+    for evaluation in run.evaluations:
+        value = evaluation.get("metric")
+        if value is None:
+            continue
+        if value >= target.value if better == "higher" else value <= target.value:
+            return float(evaluation["gradients"]), float(evaluation["seconds"])
+    return None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    middle = median(values) if values else math.inf
+    return middle if math.isfinite(middle) else None
+
+
+def print_summary(
+    plan: Mapping[str, Any],
+    runs: Sequence[RunRecord],
+    console: Console,
+    target: float | None = None,
+) -> None:
+    """The table of results and the finding, for a terminal."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from aliceopt.lab.finding import find
+
+    summary = summarize(plan, runs, target)
+    console.print(_table(plan, summary, console.width))
+    if summary.target is not None:
+        value = show_value(summary.target.value, plan["metric"])
+        console.print(Text(f"Target: {value}, {summary.target.rule}."), style="dim")
+    console.print(Padding(Text(find(plan, runs, summary).paragraph), (1, 0, 0, 0)))
+
+
+def _table(plan: Mapping[str, Any], summary: Summary, width: int) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = width >= 112
+    best = best_method(plan, summary)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
+    costs = ("gradients", "time", "to target", "") if wide else ("grads", "time", "target", "")
+    for name in ("min", "median", "max", *costs):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("finished")
+    family = None
+    for s in summary.methods:
+        if family not in (None, s.family):
+            table.add_section()
+        family = s.family
+        style = "bold" if best is not None and s.method == best.method else ""
+        total = sum(s.counts.values())
+        short = wide or s.finished == total
+        name = s.label if short else f"{s.label} ({s.finished} of {total})"
+        finished = [describe_finished(s)] if wide else []
+        table.add_row(Text(name), *_cells(plan, s), *finished, style=style)
+    return table
+
+
+def _cells(plan: Mapping[str, Any], s: MethodSummary) -> list[str]:
+    """Results and costs, as text."""
+    return [
+        *(show_value(v, plan["metric"]) for v in (s.low, s.median, s.high)),
+        show_count(s.gradients),
+        show_seconds(s.seconds),
+        show_count(s.to_target_gradients),
+        show_seconds(s.to_target_seconds),
+    ]
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """``3 finished``, or all that happened: ``2 finished, 1 diverged``."""
+    said = [f"{counts[state]} {state}" for state in _STATES if counts[state]]
+    return ", ".join(said) or "none"
+
+
+def describe_finished(s: MethodSummary) -> str:
+    """``3 of 3``, or with what became of the others: ``2 of 3, 1 diverged``."""
+    others = {**s.counts, "finished": 0}
+    trouble = [describe_counts(others)] if any(others.values()) else []
+    return ", ".join([f"{s.finished} of {sum(s.counts.values())}", *trouble])

@@ -1,0 +1,248 @@
+"""``aliceopt table``: our results beside the paper's, with what they cost.
+
+The rows are plain records; a terminal gets them as a table. Whether the two columns may be
+compared is said below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from aliceopt.lab.deviations import lost, remark, setting, title_of
+from aliceopt.lab.numbers import show_count, show_seconds
+from aliceopt.lab.records import RecordError, RunRecord, read_plan, read_runs
+from aliceopt.lab.summary import describe_counts, summarize
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "block_rows",
+    "experiment_table",
+    "method_rows",
+    "print_table",
+    "read_records",
+    "unique_labels",
+]
+
+Plan = Mapping[str, Any]
+Row = dict[str, Any]
+NONE = "\u2013"
+_NEAR = 0.2  # an exponent this close to 2 is near 2
+_WIDE = 96  # columns of a terminal with room for spaces between numbers
+
+
+def read_records(folder: Path) -> tuple[dict[str, Any], list[RunRecord]]:
+    """The plan and the runs of a folder; `RecordError` if not one run has begun."""
+    plan = read_plan(folder)
+    runs = read_runs(folder, plan)
+    if all(run.status == "missing" for run in runs):
+        raise RecordError(
+            f"no records in {str(folder)!r}: none of its {len(runs)} planned runs has begun; "
+            f"start them with `aliceopt run {plan['name']}`"
+        )
+    return plan, runs
+
+
+def experiment_table(folder: Path) -> dict[str, Any]:
+    """All that ``aliceopt table`` says, as plain values.
+
+    ``rows`` are `method_rows`, ``blocks`` are `block_rows` (empty unless exponents were measured).
+    """
+    plan, runs = read_records(folder)
+    return {
+        "experiment": plan["name"],
+        "title": title_of(plan, runs),
+        "metric": plan["metric"],
+        "better": plan["better"],
+        "setting": setting(plan, runs),
+        "reference": plan.get("reference"),
+        "remark": remark(plan, runs),
+        "lost": lost(runs),
+        "rows": method_rows(plan, runs),
+        "blocks": block_rows(plan, runs),
+    }
+
+
+def method_rows(plan: Plan, runs: Sequence[RunRecord]) -> list[Row]:
+    """One row a method: minimum, median and maximum of ours and of the paper's.
+
+    Ours are over finished seeds, at the end of the schedule; None where none finished.
+    ``gradients`` and ``seconds`` are medians of a finished run.
+    """
+    rows, labels = [], unique_labels(plan)
+    for s in summarize(plan, runs).methods:
+        paper = plan.get("paper", {}).get(s.method)
+        rows.append(
+            {
+                "method": s.method,
+                "label": labels[s.method],
+                "ours": None if s.median is None else [s.low, s.median, s.high],
+                "finished": s.finished,
+                "planned": sum(s.counts.values()),
+                "status": describe_counts(s.counts),
+                "paper": paper,
+                "gradients": s.gradients,
+                "seconds": s.seconds,
+            }
+        )
+    return rows
+
+
+def unique_labels(plan: Plan) -> dict[str, str]:
+    """Labels of methods; those that share one are told apart by the options that differ."""
+    sharing: dict[str, list[str]] = {}
+    for key, method in plan["methods"].items():
+        sharing.setdefault(method["label"], []).append(key)
+    labels = {}
+    for key, method in plan["methods"].items():
+        others = sharing[method["label"]]
+        options = [plan["methods"][other].get("options", {}) for other in others]
+        apart = [o for o in options[0] if any(b.get(o) != options[0][o] for b in options)]
+        mine = method.get("options", {})
+        said = ", ".join(f"{o} {mine.get(o)}" for o in apart)
+        labels[key] = f"{method['label']}, {said or key}" if len(others) > 1 else method["label"]
+    return labels
+
+
+def block_rows(plan: Plan, runs: Sequence[RunRecord]) -> list[Row]:
+    """One row a block of parameters: its exponent at the first and the last measurement.
+
+    Exponents are medians over seeds, with the extremes of their 95% intervals. The paper
+    expects the last block near 2 and the others below; ``as_expected`` judges the last
+    measurement: within 0.2 of 2, or an interval that ends below 2.
+    """
+    measured = [run.power_law for run in runs if run.power_law]
+    if not measured:
+        return []
+    names = list(measured[0][0]["blocks"])
+    rows = []
+    for name in names:
+        first = _over_seeds([series[0] for series in measured], name)
+        last = _over_seeds([series[-1] for series in measured], name)
+        final = name == names[-1]
+        rows.append(
+            {
+                "block": name,
+                "first": first,
+                "last": last,
+                "expected": "near 2" if final else "below 2",
+                "as_expected": _as_expected(last, final=final),
+                "seeds": len(measured),
+            }
+        )
+    return rows
+
+
+def _over_seeds(events: Sequence[Mapping[str, Any]], name: str) -> Row:
+    """The exponent of one block over seeds at one moment."""
+    laws = [event["blocks"][name] for event in events if name in event["blocks"]]
+
+    def told(key: str) -> list[float]:
+        return [law[key] for law in laws if law.get(key) is not None]
+
+    return {
+        "epoch": median(event["epoch"] for event in events),
+        "exponent": median(told("exponent")) if told("exponent") else None,
+        "low": min(told("low"), default=None),
+        "high": max(told("high"), default=None),
+    }
+
+
+def _as_expected(last: Row, *, final: bool) -> bool | None:
+    p: float | None = last["exponent"]
+    if p is None:
+        return None
+    most: float = p if last["high"] is None else last["high"]
+    return abs(p - 2) <= _NEAR if final else most < 2
+
+
+def print_table(folder: Path, console: Console) -> None:
+    """The table for a terminal, with the setting above and the remark below."""
+    from rich.text import Text
+
+    found = experiment_table(folder)
+    console.print(Text(found["title"], style="bold"))
+    console.print(Text(found["setting"]))
+    if found["blocks"]:
+        console.print(_block_table(found["blocks"]))
+    metric = f"{found['metric']} ({found['better']} is better)"
+    console.print(Text(f"{metric}: minimum / median / maximum over seeds".capitalize()))
+    console.print(_method_table(found["rows"], found["metric"], console.width))
+    if found["reference"]:
+        console.print(Text(f"Paper, {found['reference']}."), style="dim")
+    if found["lost"]:
+        console.print(Text(f"Not finished, {found['lost']}."), style="yellow")
+    console.print(Text(found["remark"]))
+
+
+def _new_table(heads: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(heads[0], overflow="fold")
+    for head in heads[1:]:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
+def _method_table(rows: Sequence[Row], metric: str, width: int) -> Table:
+    from rich.text import Text
+
+    with_paper = any(row["paper"] for row in rows)
+    heads = ["method", "ours", *(["paper"] if with_paper else [])]
+    table = _new_table([*heads, "seeds", "gradients", "seconds"])
+    for row in rows:
+        whole = row["finished"] == row["planned"]
+        count = str(row["finished"]) if whole else f"{row['finished']} of {row['planned']}"
+        cells = [_triple(row["ours"], 2 if metric == "accuracy" else None)]
+        cells += [_triple(row["paper"], _decimals(row["paper"]))] if with_paper else []
+        cells += [count, show_count(row["gradients"]), show_seconds(row["seconds"])]
+        if width < _WIDE:
+            cells = [cell.replace(" / ", "/") for cell in cells]
+        table.add_row(Text(row["label"]), *cells)
+    return table
+
+
+def _triple(values: Sequence[float] | None, places: int | None) -> str:
+    """``93.23 / 93.41 / 93.73``, all with the same decimals: four digits unless told."""
+    if values is None:
+        return NONE
+    if places is None:
+        size = abs(values[1]) or 1.0
+        places = min(6, max(0, 3 - math.floor(math.log10(size))))
+    return " / ".join(f"{value:.{places}f}" for value in values)
+
+
+def _decimals(values: Sequence[float] | None) -> int:
+    """As many as the paper has."""
+    return max((len(f"{v:g}".partition(".")[2]) for v in values or ()), default=0)
+
+
+def _block_table(rows: Sequence[Row]) -> Table:
+    from rich.text import Text
+
+    first, last = rows[0]["first"]["epoch"], rows[0]["last"]["epoch"]
+    table = _new_table(
+        ["exponent of", f"epoch {first:.3g}", f"epoch {last:.3g}", "expected", "seen"]
+    )
+    verdicts = {True: "yes", False: "no", None: "cannot be told"}
+    for row in rows:
+        moments = [_law(row["first"]), _law(row["last"])]
+        table.add_row(Text(row["block"]), *moments, row["expected"], verdicts[row["as_expected"]])
+    return table
+
+
+def _law(moment: Row) -> str:
+    if moment["exponent"] is None:
+        return NONE
+    text = f"{moment['exponent']:.2f}"
+    if moment["low"] is None or moment["high"] is None:
+        return text
+    return f"{text} ({moment['low']:.2f} to {moment['high']:.2f})"

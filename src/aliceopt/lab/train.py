@@ -1,0 +1,367 @@
+"""The training loop, to be read from top to bottom.
+
+Everything a run does depends on its `Run` alone: the weights and the order of the data follow from
+the seed, batches are asked for by number, and the learning rate is a function of the step. So a
+checkpoint needs only the model, the optimizer, the random state and three counters, and a resumed
+run repeats an uninterrupted one, on a CPU to the bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aliceopt.lab.evaluation import evaluate
+from aliceopt.lab.methods import Method, Step, make_method
+from aliceopt.lab.problems import build_problem
+from aliceopt.lab.records import (
+    Journal,
+    load_checkpoint,
+    run_folder,
+    save_checkpoint,
+    versions,
+)
+from aliceopt.lab.spec import Run
+from aliceopt.landscape import power_law
+from aliceopt.probe import BufferGuard, RandomState
+
+__all__ = ["Progress", "train"]
+
+STATISTICS_BATCHES = 50
+"""Batches from which BatchNorm statistics of averaged weights are taken."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: for a progress bar."""
+
+    method: str
+    seed: int
+    step: int
+    steps: int
+    gradients: int
+    metric: float | None
+    status: str = "running"
+    reason: str = ""
+
+
+Report = Callable[[Progress], None]
+
+
+def train(
+    run: Run,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    report: Report = lambda progress: None,
+    tensorboard: bool = False,
+) -> str:
+    """Train one run to its end, with everything recorded under ``folder``; returns its status.
+
+    An exception of the model, the data or the optimizer ends this run only: its text is recorded.
+    """
+    place = run_folder(folder, run.method, run.seed)
+    saved = _checkpoint(place) if resume else None
+    if saved is None:  # none that is left from another run may be taken for this one's
+        (place / "checkpoint.pt").unlink(missing_ok=True)
+    journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
+    with contextlib.closing(journal), _mirror(journal, place, tensorboard):
+        try:
+            return _Training(run, torch.device(device), journal, place, saved, report).go()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            journal.write("end", status="failed", reason=reason, trace=traceback.format_exc())
+            report(Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", reason))
+            return "failed"
+
+
+def _checkpoint(place: Path) -> dict[str, Any] | None:
+    """The checkpoint to go on from; None also where the records it belongs to are gone."""
+    saved, path = load_checkpoint(place / "checkpoint.pt"), place / "records.jsonl"
+    if saved is None or not path.exists() or path.stat().st_size < saved["journal"]:
+        return None
+    return saved
+
+
+class _Training:
+    """The state of a run between two steps: counters, clock, and the sum of recent losses."""
+
+    def __init__(
+        self,
+        run: Run,
+        device: torch.device,
+        journal: Journal,
+        place: Path,
+        saved: dict[str, Any] | None,
+        report: Report,
+    ):
+        self.run, self.plan, self.device, self.place = run, run.training, device, place
+        self.journal, self.report = journal, report
+        _set_precision(self.plan.precision)
+        torch.manual_seed(run.seed)
+        problem = build_problem(run.problem)
+        self.problem = problem
+        self.model: nn.Module = problem.model.to(device).train()
+        self.data, self.validation = problem.train.to(device), problem.validation.to(device)
+        self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
+        self.step = 0
+        self.metric: float | None = None
+        self.best: float | None = None
+        self.losses, self.clock = torch.zeros((), device=device), Clock(device)
+        self.since = 0
+        if saved is None:
+            self._write_start()
+            self._evaluate()
+        else:
+            self._restore(saved)
+
+    def go(self) -> str:
+        """Step until the end or until the loss is not finite."""
+        run, plan, data = self.run, self.plan, self.data
+        take = self._bind()
+        self.clock.start()
+        while self.step < plan.steps:
+            epoch, index = divmod(self.step, len(data))
+            self.method.set_rate(plan.schedule.factor(self.step, plan.steps))
+            self.losses += take(*data.batch(run.seed, epoch, index))
+            self.step += 1
+            self.since += 1
+            if plan.due(self.step, plan.logs) or self.step == plan.steps:
+                self.clock.pause()
+                if not self._log():
+                    return self._end("diverged", "the training loss is not finite")
+                self.clock.start()
+            if plan.due(self.step, plan.evaluations):
+                self.clock.pause()
+                self._evaluate()
+                self._save()
+                self.clock.start()
+        self.clock.pause()
+        return self._end("finished", "")
+
+    def _bind(self) -> Step:
+        """The function that takes a step on a batch, from CUDA graphs where that can be done."""
+        batch = self.data.batch(self.run.seed, 0, 0)
+        tensors = all(isinstance(part, Tensor) for part in batch)
+        if self.plan.capture and self.device.type == "cuda" and tensors:
+            try:
+                return self.method.bind(self._loss, batch, capture=True)
+            except (RuntimeError, ValueError) as error:
+                reason = f"steps are not captured: {type(error).__name__}: {error}"
+                self.journal.write("note", text=reason)
+        return self.method.bind(self._loss, batch, capture=False)
+
+    # ---- one gradient -------------------------------------------------------------------------
+
+    def _loss(self, inputs: Any, targets: Any) -> Tensor:
+        with self._autocast():
+            return self.problem.loss(self.model(inputs), targets).reshape(())
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.plan.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    # ---- records ------------------------------------------------------------------------------
+
+    def _where(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "epoch": self.step / len(self.data),
+            "gradients": self.method.gradients,
+            "seconds": self.clock.seconds,
+        }
+
+    def _write_start(self) -> None:
+        run = self.run
+        self.journal.write(
+            "start",
+            run={"method": run.method, "label": run.label, "seed": run.seed},
+            config=run.as_dict(),
+            versions=versions(),
+            device=_device_name(self.device),
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            batches=len(self.data),
+            data=self.problem.note,
+            time=_now(),
+        )
+
+    def _log(self) -> bool:
+        """Record the mean training loss since the last time; False if it is not finite."""
+        loss = self.losses.item() / self.since
+        self.losses.zero_()
+        self.since = 0
+        self.journal.write("train", **self._where(), loss=loss, lr=self.method.rate)
+        self._report()
+        return math.isfinite(loss)
+
+    def _evaluate(self) -> None:
+        with self.method.at_rest(), self._autocast(), self._fresh_statistics():
+            most = self.plan.validation_batches
+            found = evaluate(self.problem, self.model, self.validation, most)
+        self.metric = metric = found["metric"]
+        if math.isfinite(metric):
+            better = max if self.problem.measure.better == "higher" else min
+            self.best = metric if self.best is None else better(self.best, metric)
+        self.journal.write("evaluation", **self._where(), **found)
+        measured = self.method.telemetry() if self.plan.telemetry and self.step else None
+        if measured is not None:
+            where = {"step": self.step, "gradients": self.method.gradients}
+            self.journal.write("telemetry", **where, **measured)
+        if self.plan.power_law is not None:
+            self._measure_power_law(**self.plan.power_law)
+        self._report()
+
+    @contextlib.contextmanager
+    def _fresh_statistics(self) -> Iterator[None]:
+        """For a method that evaluates averaged weights: BatchNorm statistics of those weights.
+
+        The running statistics belong to the weights that are trained. A few training batches give
+        those of the average; afterwards all is as before.
+        """
+        normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
+        if not (self.method.averages and normed and self.step):
+            yield
+            return
+        guard, random = BufferGuard(self.model), RandomState([self.device])
+        with torch.no_grad():
+            for index in range(min(STATISTICS_BATCHES, len(self.data))):
+                self.model(self.data.batch(self.run.seed, 0, index)[0])
+        try:
+            yield
+        finally:
+            guard.restore()
+            random.restore()
+
+    def _measure_power_law(self, radius: float, directions: int = 4) -> None:
+        inputs, targets = self.data.batch(self.run.seed, self.step // len(self.data), 0)
+
+        def closure() -> Tensor:
+            loss = self._loss(inputs, targets)
+            loss.backward()
+            return loss
+
+        named: Any = getattr(self.model, "blocks", None)
+        blocks = named() if callable(named) else None
+        law = power_law(
+            self.model,
+            closure,
+            radius,
+            directions=directions,
+            blocks=blocks,
+            seed=self.run.seed,
+            step=self.step,
+        )
+        where = {"step": self.step, "epoch": self.step / len(self.data)}
+        self.journal.write("power_law", **where, **law.as_dict())
+
+    def _report(self, status: str = "running", reason: str = "") -> None:
+        run, gradients = self.run, self.method.gradients
+        where = (run.method, run.seed, self.step, self.plan.steps, gradients)
+        self.report(Progress(*where, self.metric, status, reason))
+
+    def _end(self, status: str, reason: str) -> str:
+        metric = self.metric if status == "finished" else None
+        self.journal.write(
+            "end", **self._where(), status=status, reason=reason, metric=metric, best=self.best
+        )
+        self.journal.synced()
+        if not self.plan.keep_checkpoint:
+            (self.place / "checkpoint.pt").unlink(missing_ok=True)
+        self._report(status, reason)
+        return status
+
+    # ---- checkpoints --------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        content = {
+            "model": self.model.state_dict(),
+            "method": self.method.state_dict(),
+            "random": [torch.get_rng_state(), *cuda],
+            "step": self.step,
+            "seconds": self.clock.seconds,
+            "losses": self.losses,
+            "since": self.since,
+            "metric": self.metric,
+            "best": self.best,
+            "journal": self.journal.synced(),
+        }
+        save_checkpoint(self.place / "checkpoint.pt", content)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.model.load_state_dict(saved["model"])
+        self.method.load_state_dict(saved["method"])
+        self.step, self.metric, self.best = saved["step"], saved["metric"], saved["best"]
+        self.clock.seconds, self.since = saved["seconds"], saved["since"]
+        self.losses.copy_(saved["losses"])
+        torch.set_rng_state(saved["random"][0].cpu())
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(saved["random"][1].cpu(), self.device)
+
+
+class Clock:
+    """Seconds spent in steps; evaluation, records and checkpoints do not count."""
+
+    def __init__(self, device: torch.device):
+        self.seconds = 0.0
+        self._device, self._since = device, 0.0
+
+    def start(self) -> None:
+        """Go on counting."""
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """Wait for the device, and stop counting."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.seconds += time.perf_counter() - self._since
+
+
+def _set_precision(precision: str) -> None:
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def _mirror(journal: Journal, place: Path, wanted: bool) -> Iterator[None]:
+    """Also write every number of the journal to TensorBoard."""
+    if not wanted:
+        yield
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(place))
+
+    def show(event: str, fields: dict[str, Any]) -> None:
+        for name in ("loss", "lr", "metric", "accuracy", "perplexity"):
+            if event in ("train", "evaluation") and fields.get(name) is not None:
+                writer.add_scalar(f"{event}/{name}", fields[name], fields["step"])
+
+    journal.mirror = show
+    try:
+        yield
+    finally:
+        writer.close()

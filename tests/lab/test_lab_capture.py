@@ -1,0 +1,83 @@
+"""Steps replayed from CUDA graphs are the steps of the loop without them."""
+
+import pytest
+import torch
+from torch import nn
+
+from aliceopt.lab.graphs import CapturedGradient
+from aliceopt.lab.methods import make_method
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        # No bias: BatchNorm makes its gradient pure rounding, of which Adam makes whole steps.
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    ).cuda()
+
+
+def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    random = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(16, 1, 8, 8, generator=random).cuda(),
+            torch.randint(10, (16,), generator=random).cuda(),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_capturing_trains_nothing():
+    """Weights, buffers and random state are as before; the first replay is the first step."""
+    model = network()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    state = torch.cuda.get_rng_state()
+    x, y = batches(1)[0]
+    CapturedGradient(model, lambda a, b: nn.functional.cross_entropy(model(a), b), (x, y))
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("adam", {"lr": 1e-3}),
+        ("sgd", {"lr": 0.1, "momentum": 0.9}),
+        ("schedule-free", {"lr": 1e-3}),
+        ("alice", {"lr": 1e-2, "terms": "glass+abs", "step": "naq"}),
+        ("alice", {"lr": 1e-2, "terms": "none", "step": "full"}),
+    ],
+)
+def test_captured_steps_repeat_the_plain_ones(name, options):
+    """Ten steps, the rate falling: the same weights and counts, to rounding."""
+    if name == "schedule-free":
+        pytest.importorskip("schedulefree")
+    data, found = batches(10), []
+    for capture in (False, True):
+        model = network()
+        method = make_method(name, model, options, seed=0)
+
+        def loss_of(x, y, model=model):
+            return nn.functional.cross_entropy(model(x), y)
+
+        step = method.bind(loss_of, data[0], capture=capture)
+        losses = []
+        for k, (x, y) in enumerate(data):
+            method.set_rate(1 - k / 20)
+            losses.append(step(x, y).item())
+        found.append((losses, [p.detach().clone() for p in model.parameters()], method.gradients))
+    plain, captured = found
+    assert captured[0] == pytest.approx(plain[0], rel=1e-4)
+    assert captured[2] == plain[2]
+    for a, b in zip(plain[1], captured[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

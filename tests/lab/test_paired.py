@@ -1,0 +1,126 @@
+"""Student's t and Holm's correction are right, and zero spread claims nothing by itself."""
+
+import itertools
+import math
+
+import pytest
+
+from aliceopt.lab.comparisons import compare, complete_block
+from aliceopt.lab.paired import ALPHA, Paired, holm, resolution, student_p, student_quantile
+from study_cases import grid_plan, in_memory, invented_results
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 10, 29])
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5, 8.0, -2.5])
+def test_tail_agrees_with_scipy(freedom: int, t: float) -> None:
+    """The closed form for whole degrees of freedom is the distribution itself."""
+    stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn")
+    assert student_p(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 4, 9])
+@pytest.mark.parametrize("level", [0.05, 0.05 / 12, 0.05 / 1000])
+def test_quantile_undoes_the_tail(freedom: int, level: float) -> None:
+    """Half-widths are built from the t that has exactly this tail."""
+    assert student_p(student_quantile(level, freedom), freedom) == pytest.approx(level, rel=1e-6)
+
+
+def test_no_degrees_of_freedom_are_refused_by_value() -> None:
+    """One difference has no spread to estimate."""
+    with pytest.raises(ValueError, match="whole number >= 1, got 0"):
+        student_p(1.0, 0)
+
+
+def test_holm_by_hand() -> None:
+    """0.01 x 3, then 0.03 x 2, then the running maximum; levels stay where the first one fails."""
+    corrected, levels = holm([0.01, 0.04, 0.03])
+    assert corrected == pytest.approx([0.03, 0.06, 0.06])
+    assert levels == pytest.approx([0.05 / 3, 0.05 / 2, 0.05 / 2])
+
+
+def test_an_interval_leaves_out_zero_exactly_where_a_difference_is_claimed() -> None:
+    """Interval and verdict never contradict each other, in any of many studies."""
+    seen = set()
+    plan = grid_plan(4)
+    for seed in range(25):
+        effects = {m: 0.4 * (seed % 5) for m in plan["methods"] if "glass" in m}
+        for c in compare(plan, in_memory(plan, invented_results(plan, effects, seed=seed))):
+            assert c.low is not None
+            assert c.high is not None
+            claimed = c.verdict in ("better", "worse")
+            assert claimed == (c.low > 0 or c.high < 0)
+            assert c.low <= c.gain <= c.high
+            seen.add(c.verdict)
+    assert seen >= {"better", "no difference seen"}
+
+
+def test_equal_differences_of_one_grain_are_no_proof() -> None:
+    """Three times one image more can be rounding; three times ten images more cannot."""
+    grain = 100 / 360
+    once, tenfold = Paired((grain,) * 3, grain), Paired((10 * grain,) * 3, grain)
+    assert once.p > 0.05
+    assert tenfold.p < 0.001
+    assert math.isfinite(tenfold.half_width(0.05))
+
+
+def test_no_spread_and_no_difference_is_certain_equality() -> None:
+    """All results equal: no grain, no spread, p = 1 and an interval of zero width."""
+    same = Paired((0.0, 0.0, 0.0))
+    assert same.p == 1.0
+    assert same.half_width(0.05) == 0.0
+
+
+def test_resolution_is_the_grain_of_rounded_results_and_ignores_dust() -> None:
+    """Accuracies on 360 images differ by multiples of 1/360, up to floating-point dust."""
+    values = [100 * k / 360 for k in (340, 341, 350)] + [100 * 341 / 360 * (1 + 1e-15)]
+    assert resolution(values) == pytest.approx(100 / 360)
+    assert resolution([]) == resolution([3.0, 3.0]) == 0.0
+
+
+def test_complete_block_prefers_two_seeds_to_one() -> None:
+    """One seed of everything leaves no uncertainty, so two seeds of less are taken."""
+    values = {"a": {0: 1.0, 1: 1.0}, "b": {0: 1.0, 1: 1.0}, "c": {0: 1.0}, "d": {0: 1.0}}
+    assert complete_block(values) == (["a", "b"], [0, 1])
+    assert complete_block({"c": {0: 1.0}, "d": {0: 1.0}}) == (["c", "d"], [0])
+    assert complete_block({}) == ([], [])
+
+
+@pytest.mark.parametrize(("seeds", "grain"), [(3, 0.0), (5, 0.0), (5, 100 / 360)])
+def test_studies_without_any_effect_seldom_claim_one(seeds: int, grain: float) -> None:
+    """The family-wise error rate: of 400 null studies about 5% at most claim anything.
+
+    By chance alone the share exceeds 8.3%, three standard deviations more, once in 700 times.
+    """
+    plan = grid_plan(seeds)
+    studies = 400
+    wrong = 0
+    for seed in range(studies):
+        results = invented_results(plan, seed=seed, grain=grain)
+        verdicts = {c.verdict for c in compare(plan, in_memory(plan, results))}
+        wrong += bool(verdicts & {"better", "worse"})
+    assert wrong / studies <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
+
+
+def test_best_against_best_pays_for_every_pair_it_was_picked_from() -> None:
+    """With 12 of Alice and 2 baselines the p-value counts 24 times, before Holm's correction."""
+    plan = grid_plan(6, baselines=("adam", "sgd"))
+    effects = {"alice-glass-naq": 1.5}
+    drawn = compare(plan, in_memory(plan, invented_results(plan, effects, seed=4)))
+    best = next(c for c in drawn if c.question == "best")
+    alone = Paired(best.differences)
+    assert best.choices == 24
+    assert best.p == pytest.approx(24 * alone.p, rel=1e-3)
+    assert best.low is not None
+    assert best.high is not None
+    assert best.high - best.low > 4 * alone.half_width(ALPHA)
+
+
+def test_every_term_is_compared_to_none_at_the_same_step() -> None:
+    """Ten comparisons of terms, one of steps, one of the best: twelve."""
+    plan = grid_plan(2)
+    drawn = compare(plan, in_memory(plan, invented_results(plan)))
+    assert [c.question for c in drawn] == ["terms"] * 10 + ["steps", "best"]
+    methods = plan["methods"]
+    for c in itertools.islice(drawn, 10):
+        assert methods[c.second]["terms"] == "none"
+        assert methods[c.first]["step"] == methods[c.second]["step"] == c.step

@@ -1,0 +1,176 @@
+"""The report in a real browser: it loads alone, sorts, filters, fits, and has a dark side."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliceopt.lab.finding import find
+from aliceopt.lab.records import read_plan, read_runs
+from aliceopt.lab.report import write_report
+from study_cases import grid_plan, invented_results, write_folder
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the path"
+)
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
+    *("--disable-component-update", "--disable-sync", "--disable-quic"),
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole study with a diverged and a missing run."""
+    folder = tmp_path_factory.mktemp("study")
+    plan = grid_plan(3)
+    effects = {"alice-glass-abs-naq": 2.0, "muon": 1.0}
+    results: dict[tuple[str, int], Any] = {**invented_results(plan, effects)}
+    results["alice-none-full", 0] = "diverged"
+    del results["sgd", 2]
+    write_folder(folder, plan, results, reason='the loss is <nan> & "inf"')
+    return write_report(folder)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def trouble() -> list[str]:
+    """What went wrong on the page: must stay empty."""
+    return []
+
+
+def open_page(browser: Any, report: Path, trouble: list[str], **options: Any) -> Any:
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    page = context.new_page()
+
+    def route(request: Any) -> None:
+        if request.request.url.startswith(("file:", "data:")):
+            request.continue_()
+        else:
+            trouble.append(f"asked for {request.request.url}")
+            request.abort()
+
+    page.route("**/*", route)
+    page.on("console", lambda m: trouble.append(f"{m.type}: {m.text}"))
+    page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
+    page.on("requestfailed", lambda r: trouble.append(f"failed: {r.url[:80]}"))
+    page.goto(report.as_uri())
+    return page
+
+
+def column(page: Any, number: int) -> list[str]:
+    cells = page.locator("table[data-filter] tbody tr").all()
+    return [cell.locator("th, td").nth(number).inner_text() for cell in cells if cell.is_visible()]
+
+
+def test_it_loads_alone_and_shows_the_finding(
+    browser: Any, report: Path, trouble: list[str]
+) -> None:
+    """No errors, no requests; every image has a size; the finding is on the screen."""
+    page = open_page(browser, report, trouble)
+    sizes = page.evaluate("Array.from(document.images, (image) => image.naturalWidth)")
+    assert len(sizes) == 4
+    assert min(sizes) > 0
+    folder = report.parent
+    finding = find(read_plan(folder), read_runs(folder))
+    card = page.locator("#finding")
+    assert card.is_visible()
+    shown = " ".join(card.inner_text().replace("\u00a0", " ").split())
+    assert shown == " ".join(finding.paragraph.split())
+    assert 'the loss is <nan> & "inf"' in page.locator("main").inner_text()
+    assert trouble == []
+
+
+def test_the_table_sorts_by_number_both_ways_with_gaps_last(
+    browser: Any, report: Path, trouble: list[str]
+) -> None:
+    """Sorted by the number, not by its text; a dash is neither small nor large."""
+    page = open_page(browser, report, trouble)
+    head = page.locator("table[data-filter] thead th").nth(2)
+    head.locator("button").click()
+    up = [float(text.rstrip("%")) for text in column(page, 2)]
+    assert up == sorted(up)
+    assert head.get_attribute("aria-sort") == "ascending"
+    head.locator("button").click()
+    assert [float(text.rstrip("%")) for text in column(page, 2)] == up[::-1]
+    assert head.get_attribute("aria-sort") == "descending"
+    page.locator("table[data-filter] thead th").nth(6).locator("button").click()
+    costs = column(page, 6)
+    gaps = [text == "\u2013" for text in costs]
+    assert any(gaps)
+    assert gaps == sorted(gaps)
+    assert trouble == []
+
+
+def test_the_table_filters_by_family(browser: Any, report: Path, trouble: list[str]) -> None:
+    """All, Alice alone, baselines alone; the pressed button says which."""
+    page = open_page(browser, report, trouble)
+    assert len(column(page, 0)) == 19
+    page.get_by_role("button", name="Baselines").click()
+    assert len(column(page, 0)) == 7
+    assert not any("Alice" in name for name in column(page, 0))
+    page.get_by_role("button", name="Alice", exact=True).click()
+    assert len(column(page, 0)) == 12
+    page.get_by_role("button", name="All", exact=True).click()
+    assert len(column(page, 0)) == 19
+    assert trouble == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_overflows_sideways(
+    browser: Any, report: Path, trouble: list[str], width: int
+) -> None:
+    """On a desk and on a phone, also with everything unfolded; tables scroll in their own box."""
+    page = open_page(browser, report, trouble, viewport={"width": width, "height": 800})
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert trouble == []
+
+
+def test_dark_mode_is_dark_and_readable(browser: Any, report: Path, trouble: list[str]) -> None:
+    """Background and ink change places, with a contrast of at least 7 to 1."""
+    colors = {}
+    for scheme in ("light", "dark"):
+        page = open_page(browser, report, trouble, color_scheme=scheme)
+        colors[scheme] = [
+            luminance(page.evaluate(f"getComputedStyle(document.body).{name}"))
+            for name in ("backgroundColor", "color")
+        ]
+    for scheme, (paper, ink) in colors.items():
+        high, low = max(paper, ink), min(paper, ink)
+        assert (high + 0.05) / (low + 0.05) > 7
+        assert (paper > ink) == (scheme == "light")
+    assert trouble == []
+
+
+def test_it_reads_with_scripts_off(browser: Any, report: Path, trouble: list[str]) -> None:
+    """Finding, table and figures are in the file itself; only sorting and filtering are gone."""
+    page = open_page(browser, report, trouble, java_script_enabled=False)
+    assert page.locator("#finding").is_visible()
+    assert page.locator("table[data-filter] tbody tr").count() == 19
+    assert page.locator("figure img").count() == 4
+    assert page.locator("th button").count() == 0
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of ``rgb(r, g, b)``."""
+    parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

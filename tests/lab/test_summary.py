@@ -1,0 +1,188 @@
+"""The summary's numbers are those of the records, whatever is better and whatever is missing."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aliceopt.lab.records import RunRecord
+from aliceopt.lab.summary import best_method, choose_target, print_summary, summarize
+from study_cases import grid_plan, in_memory, invented_results
+
+Results = dict[tuple[str, int], Any]
+
+
+def small_plan(seeds: int = 3, metric: str = "accuracy") -> dict[str, Any]:
+    return grid_plan(seeds, metric=metric, terms=("none", "glass"), baselines=("adam", "sgd"))
+
+
+def constant(plan: dict[str, Any], **values: float) -> Results:
+    """The same result at every seed: 90, unless the method is named."""
+    return {
+        (r["method"], r["seed"]): values.get(r["method"].replace("-", "_"), 90.0)
+        for r in plan["runs"]
+    }
+
+
+def test_min_median_max_are_over_finished_runs() -> None:
+    """A diverged seed has no result and does not count as a bad one."""
+    plan = small_plan(4)
+    results = constant(plan)
+    results |= {("adam", 0): 91.0, ("adam", 1): 95.0, ("adam", 2): 92.0, ("adam", 3): "diverged"}
+    adam = summarize(plan, in_memory(plan, results))["adam"]
+    assert (adam.low, adam.median, adam.high) == (91.0, 92.0, 95.0)
+    assert (adam.finished, adam.unstable) == (3, 1)
+
+
+def test_every_state_is_counted_and_the_total_is_the_plan() -> None:
+    """Finished, diverged, failed, interrupted, missing: together all planned runs."""
+    plan = small_plan(5)
+    results = constant(plan)
+    for seed, state in enumerate(("diverged", "failed", "interrupted")):
+        results["sgd", seed] = state
+    del results["sgd", 3]
+    summary = summarize(plan, in_memory(plan, results))
+    assert dict(summary["sgd"].counts) == dict.fromkeys(
+        ("finished", "diverged", "failed", "interrupted", "missing"), 1
+    )
+    assert sum(summary.counts.values()) == len(plan["runs"])
+
+
+@pytest.mark.parametrize(("better", "expected"), [("higher", 100), ("lower", 150)])
+def test_cost_to_target_is_the_first_evaluation_at_or_beyond_it(better: str, expected: int) -> None:
+    """No interpolation, and reaching it exactly counts."""
+    plan = {**small_plan(1), "better": better}
+    run = RunRecord("adam", "Adam", 0, "finished", final=70.0, gradients=200, seconds=2.0)
+    run.evaluations = [
+        {"gradients": 50 * i, "seconds": 0.5 * i, "metric": value}
+        for i, value in enumerate((95.0, 80.0, 90.0, 70.0))
+    ]
+    if better == "higher":
+        run.evaluations[0]["metric"] = 10.0
+    found = summarize(plan, [run], target=90.0 if better == "higher" else 70.0)["adam"]
+    assert found.to_target_gradients == expected
+    assert found.to_target_seconds == expected / 100
+    assert (found.reached, found.judged) == (1, 1)
+
+
+def test_a_seed_that_never_arrives_counts_as_infinitely_slow() -> None:
+    """A median over the lucky seeds alone would flatter: with half missing there is none."""
+    plan = small_plan(4)
+    results = constant(plan)
+    results |= {("adam", 0): 50.0, ("adam", 1): "diverged"}
+    found = summarize(plan, in_memory(plan, results), target=90.0)["adam"]
+    assert (found.reached, found.judged) == (2, 4)
+    assert found.to_target_gradients is None
+    results["adam", 1] = 90.0
+    found = summarize(plan, in_memory(plan, results), target=90.0)["adam"]
+    assert (found.reached, found.judged) == (3, 4)
+    assert found.to_target_gradients == 200
+
+
+def test_runs_that_were_stopped_are_not_held_against_a_method() -> None:
+    """An interrupted or missing run says nothing about reaching the target."""
+    plan = small_plan(3)
+    results = constant(plan)
+    results["adam", 0] = "interrupted"
+    del results["adam", 1]
+    found = summarize(plan, in_memory(plan, results), target=90.0)["adam"]
+    assert (found.reached, found.judged) == (1, 1)
+
+
+def test_target_is_the_middle_baseline_and_one_failure_does_not_move_it_far() -> None:
+    """Of Adam 95, AdamW 94 and a broken SGD at 10 the middle one is 94."""
+    plan = grid_plan(3, terms=("none",), baselines=("adam", "adamw", "sgd"))
+    results = constant(plan, adam=95.0, adamw=94.0, sgd=10.0)
+    target = choose_target(plan, in_memory(plan, results))
+    assert target is not None
+    assert target.value == 94.0
+    assert "middle one of the baselines' median" in target.rule
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("accuracy", 80.0), ("loss", 90.0)])
+def test_of_two_middle_baselines_the_worse_is_the_target(metric: str, expected: float) -> None:
+    """So that at least two of two reach it."""
+    plan = small_plan(metric=metric)
+    results = constant(plan, adam=90.0, sgd=80.0)
+    target = choose_target(plan, in_memory(plan, results))
+    assert target is not None
+    assert target.value == expected
+
+
+def test_without_baselines_all_methods_set_the_target_and_without_results_nobody() -> None:
+    """A study of terms alone still has a target; an empty folder has none."""
+    plan = grid_plan(2, terms=("none", "glass"), baselines=())
+    target = choose_target(plan, in_memory(plan, constant(plan)))
+    assert target is not None
+    assert "all methods'" in target.rule
+    assert choose_target(plan, in_memory(plan, {})) is None
+    assert summarize(plan, in_memory(plan, {})).target is None
+
+
+def test_the_plans_target_counts_and_an_argument_overrides_it() -> None:
+    """``--target`` is kept in the plan; a report may be asked for another."""
+    plan = {**small_plan(), "target": 12.5}
+    runs = in_memory(plan, constant(plan))
+    first, second = summarize(plan, runs).target, summarize(plan, runs, 20.0).target
+    assert first is not None
+    assert second is not None
+    assert (first.value, second.value) == (12.5, 20.0)
+
+
+@pytest.mark.parametrize(("metric", "best"), [("accuracy", "sgd"), ("loss", "adam")])
+def test_best_method_follows_what_is_better(metric: str, best: str) -> None:
+    """Higher accuracy, lower loss."""
+    plan = small_plan(metric=metric)
+    summary = summarize(plan, in_memory(plan, constant(plan, adam=1.0, sgd=2.0)))
+    found = best_method(plan, summary, "baseline")
+    assert found is not None
+    assert found.method == best
+
+
+def test_a_method_that_diverged_is_not_the_best_while_another_did_not() -> None:
+    """Surviving seeds alone do not make a method good."""
+    plan = small_plan()
+    results = constant(plan, adam=99.0)
+    results["adam", 0] = "diverged"
+    found = best_method(plan, summarize(plan, in_memory(plan, results)), "baseline")
+    assert found is not None
+    assert found.method == "sgd"
+
+
+def test_terminal_shows_every_method_the_target_and_the_finding() -> None:
+    """What a user reads when the study is done, without colours and markup; labels are literal."""
+    plan = grid_plan(3)
+    plan["methods"]["adam"]["label"] = "Adam [bold]x[/bold]"
+    results = invented_results(plan)
+    results["sgd", 1] = "diverged"
+    stream = io.StringIO()
+    print_summary(plan, in_memory(plan, results), Console(file=stream, width=120))
+    text = stream.getvalue()
+    for about in plan["methods"].values():
+        assert about["label"] in text
+    assert "Target: " in text
+    assert "2 of 3, 1 diverged" in text
+    assert "at the end of training, 3 seeds)" in " ".join(text.split())
+
+
+def test_a_narrow_terminal_keeps_every_number() -> None:
+    """In 80 columns the numbers stay whole; only labels wrap."""
+    plan = grid_plan(3, metric="loss")
+    results: Results = {**invented_results(plan, noise=0.01), ("sgd", 1): "diverged"}
+    stream = io.StringIO()
+    runs = in_memory(plan, results)
+    print_summary(plan, runs, Console(file=stream, width=80))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for s in summarize(plan, runs).methods:
+        assert f"{s.median:.4g}" in text
+    assert "(2 of" in text
+
+
+def test_terminal_survives_a_study_without_results() -> None:
+    """Ctrl-C before the first run ended."""
+    plan = grid_plan(2)
+    stream = io.StringIO()
+    print_summary(plan, in_memory(plan, {}), Console(file=stream, width=80))
+    assert "nothing to find" in stream.getvalue()

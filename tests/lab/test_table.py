@@ -1,0 +1,172 @@
+"""The table of an experiment: ours beside the paper's, costs, and what must not be compared."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aliceopt.lab.deviations import differences, lost, remark
+from aliceopt.lab.records import RecordError, read_plan, read_runs
+from aliceopt.lab.table import experiment_table, print_table
+from experiment_records import BLOCKS, exponent, write_records
+
+
+def printed(folder: Path, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_table(folder, console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def value(method: str, seed: int, done: float) -> float:
+    """Known numbers: 80, 81, 82, ... by seed."""
+    return 80.0 + seed
+
+
+def test_rows_have_both_triples_and_the_costs(tmp_path):
+    """Minimum, median and maximum over seeds; gradients and seconds of a run."""
+    plan = write_records(tmp_path, "resnet18-methods", seeds=3, value=value)
+    found = experiment_table(tmp_path)
+    assert [row["method"] for row in found["rows"]] == list(plan["methods"])
+    row = next(row for row in found["rows"] if row["method"] == "alice")
+    assert row["ours"] == [80.0, 81.0, 82.0]
+    assert row["paper"] == [93.50, 93.76, 93.96]
+    assert (row["finished"], row["planned"]) == (3, 3)
+    assert (row["gradients"], row["seconds"]) == (7500, pytest.approx(7.5))
+    assert found["rows"][-1]["paper"] is None
+    json.dumps(found, allow_nan=False)
+    text = printed(tmp_path)
+    assert "Alice, no curvature, NAQ" in text
+    assert "80.00 / 81.00 / 82.00" in text
+    assert "93.23 / 93.41 / 93.73" in text
+    assert "7,500" in text
+    assert "Accuracy (higher is better): minimum / median / maximum over seeds" in text
+
+
+def test_lost_runs_are_counted_and_give_no_result(tmp_path):
+    """A method that never finished has a dash, not a number."""
+    fates = {("adam", 1): "missing", **{("sgd-m", s): "diverged" for s in range(3)}}
+    write_records(tmp_path, "resnet18-methods", seeds=3, value=value, lost=fates)
+    rows = {row["method"]: row for row in experiment_table(tmp_path)["rows"]}
+    assert rows["adam"]["ours"] == [80.0, 81.0, 82.0]
+    assert rows["adam"]["finished"] == 2
+    assert rows["sgd-m"]["ours"] is None
+    assert rows["sgd-m"]["gradients"] is None
+    text = printed(tmp_path)
+    assert "2 of 3" in text
+    assert "0 of 3" in text
+    assert "Not finished, of 18 runs: 1 missing, 3 diverged." in text
+
+
+def test_methods_of_one_name_are_told_apart(tmp_path):
+    """Two bounds of the same terms differ in lr, and the table says which is which."""
+    write_records(tmp_path, "tt-limit", seeds=1)
+    labels = [row["label"] for row in experiment_table(tmp_path)["rows"]]
+    assert len(set(labels)) == 8
+    assert "0.001" in labels[0]
+    assert "0.0025" in labels[4]
+
+
+def test_exponents_first_and_last_against_what_is_expected(tmp_path):
+    """The last block near 2, the others below: by the last measurement's interval."""
+    write_records(tmp_path, "resnet18-powerlaw", seeds=3)
+    rows = experiment_table(tmp_path)["blocks"]
+    assert [row["block"] for row in rows] == list(BLOCKS)
+    assert rows[0]["first"]["exponent"] == pytest.approx(exponent(0, 1, 0.0))
+    assert rows[0]["last"]["exponent"] == pytest.approx(exponent(0, 1, 1.0))
+    assert rows[0]["last"]["high"] == pytest.approx(exponent(0, 2, 1.0) + 0.05)
+    assert [row["expected"] for row in rows] == ["below 2"] * 5 + ["near 2"]
+    assert all(row["as_expected"] for row in rows)
+    text = printed(tmp_path)
+    assert "epoch 0" in text
+    assert "epoch 10" in text
+    assert "1.42 (1.35 to 1.49)" in text
+
+
+@pytest.mark.parametrize(
+    ("block", "exponent", "verdict"),
+    [(0, 2.5, False), (5, 1.5, False), (0, None, None), (5, 2.15, True)],
+)
+def test_exponents_that_are_not_as_expected_are_said(block, exponent, verdict, tmp_path):
+    """Too high, too low, or not to be told."""
+    write_records(tmp_path, "resnet18-powerlaw", seeds=1)
+    path = tmp_path / "alice" / "seed-0" / "records.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    law = [event for event in events if event["event"] == "power_law"][-1]
+    law["blocks"][BLOCKS[block]] |= {"exponent": exponent, "high": exponent, "low": exponent}
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert experiment_table(tmp_path)["blocks"][block]["as_expected"] is verdict
+    printed(tmp_path)
+
+
+def test_the_papers_own_settings_are_comparable(tmp_path):
+    """Nothing differs at the paper's scale on real data, whatever the number of seeds."""
+    write_records(tmp_path, "resnet18-methods", "paper", seeds=2)
+    plan, runs = read_plan(tmp_path), read_runs(tmp_path)
+    assert differences(plan, runs) == []
+    assert remark(plan, runs).startswith("Settings are the paper's or its authors' scripts'")
+    assert lost(runs) == ""
+
+
+def same(plan: dict[str, Any]) -> None:
+    """No change."""
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "change", "generated", "said"),
+    [
+        ("vit-naq", "lab", same, False, "Lab scale, tiny-imagenet-64 instead of imagenet64, 20"),
+        ("resnet18-naq", "lab", same, False, "Lab scale, 10 instead of 60 epochs: not"),
+        ("resnet18-naq", "paper", same, True, "Generated data: not comparable"),
+        ("tt-limit", "smoke", same, True, "wikitext-2 (generated) instead of wikitext-103, 6"),
+        (
+            "resnet18-naq",
+            "paper",
+            lambda plan: plan["training"].update(epochs=5),
+            False,
+            "5 instead of 60 epochs: not",
+        ),
+        (
+            "resnet18-naq",
+            "paper",
+            lambda plan: plan["training"].update(batch_size=50),
+            False,
+            "Batch size 50 instead of 100: not",
+        ),
+        (
+            "resnet18-naq",
+            "paper",
+            lambda plan: plan["problem"]["model"].update(width=8),
+            False,
+            "Another network (width 8): not",
+        ),
+        (
+            "resnet18-methods",
+            "paper",
+            lambda plan: plan["methods"]["adam"]["options"].update(lr=0.1),
+            False,
+            "Other options of Adam: not",
+        ),
+    ],
+)
+def test_what_differs_from_the_paper_is_said(name, scale, change, generated, said, tmp_path):
+    """Scale, data, length, batch, network, options: whoever changed them."""
+    write_records(tmp_path, name, scale, seeds=1, change=change, generated=generated)
+    text = experiment_table(tmp_path)["remark"]
+    assert said in text
+    assert text.endswith("not comparable with the paper's values.")
+    assert said.split()[0] in printed(tmp_path)
+
+
+def test_folders_without_records_are_refused(tmp_path):
+    """With the folder and the command that would fill it."""
+    with pytest.raises(RecordError, match=r"no plan\.json"):
+        experiment_table(tmp_path)
+    write_records(tmp_path, "resnet18-powerlaw", seeds=1, lost={("alice", 0): "missing"})
+    with pytest.raises(RecordError, match="none of its 1 planned runs has begun"):
+        experiment_table(tmp_path)
