@@ -7,9 +7,7 @@ STAMP  := $(VENV)/.installed
 .PHONY: demo test lint format docs clean
 
 demo: $(STAMP)
-	$(BIN)/aliceopt claims
-	$(BIN)/aliceopt figure glass --out out/glass.png
-	$(BIN)/aliceopt figure relu --out out/relu.png
+	$(BIN)/aliceopt study --out out/study --overwrite
 
 # Two workers with one thread each use two cores better than one worker with two threads.
 test: $(STAMP)
