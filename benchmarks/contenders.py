@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +19,8 @@ from .timing import captured
 
 __all__ = ["Contender", "Ready", "Running", "Unavailable", "Workload", "contenders"]
 
-_CAPTURE = importlib.import_module("aliceopt.capture")
-
+EVALUATIONS = 12
+"""More than any capture of a step asks its closure for."""
 NEVER = 10**6
 """As ``quick_steps``: one full step, then quick ones only."""
 
@@ -34,25 +33,41 @@ class Ready:
     """A closure that only hands out gradients, so that a step is the optimizer's work alone.
 
     With ``rounds = 3`` successive calls give the gradients of the two probes and of the center, as
-    a full step asks for them; with 1 it is always the center's.
+    a full step asks for them; with 1 it is always the center's. As autograd's, each gradient is a
+    new tensor, and whoever gets it is the only one to hold it, unless ``hold`` is set: a graph that
+    reads it does not own it. `prepare` makes them ahead of time.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], sets: Sequence[list[Tensor]]):
-        self.rounds = len(sets)
+        self.rounds, self.hold = len(sets), False
         self._params, self._sets, self._calls = params, sets, 0
+        self._prepared: deque[list[Tensor]] = deque()
+        self._held: list[Tensor] = []
         self._loss = torch.zeros((), device=params[0].device)
+
+    def prepare(self, steps: int) -> None:
+        """Make the gradients of the next steps, and clear those of the last one away."""
+        for param in self._params:
+            param.grad = None
+        self._prepared.clear()
+        for i in range(self._calls, self._calls + steps * self.rounds):
+            grads = self._sets[i % self.rounds - self.rounds]
+            self._prepared.append([grad.clone() for grad in grads])
 
     def __call__(self) -> Tensor:
         """Assign the next set; the loss is a constant."""
-        grads = self._sets[self._calls % self.rounds - self.rounds]
+        if not self._prepared:
+            self.prepare(1)
+        grads = self._prepared.popleft()
         self._calls += 1
-        for param, grad in zip(self._params, grads, strict=True):
-            param.grad = grad
+        self._held += grads if self.hold else []
+        for param in reversed(self._params):
+            param.grad = grads.pop()
         return self._loss
 
 
 class Workload:
-    """Parameters of the given shapes, three sets of gradients, and one that may be overwritten."""
+    """Parameters of the given shapes, and three sets of gradients."""
 
     def __init__(self, shapes: Shapes, dtype: torch.dtype, device: torch.device, seed: int = 0):
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -66,15 +81,10 @@ class Workload:
         center = [normal(shape, 1e-2) for shape in shapes.values()]
         sides = [[g + normal(tuple(g.shape), 1e-3) for g in center] for _ in range(2)]
         self._sets = [*sides, center]
-        self._scratch = [g.clone() for g in center]
 
     def closure(self, sides: bool = False) -> Ready:
         """Gradients of the center only, or of all three points in turn."""
         return Ready(self.params, self._sets if sides else self._sets[-1:])
-
-    def scratch_closure(self) -> Ready:
-        """Gradients for an optimizer that overwrites them."""
-        return Ready(self.params, [self._scratch])
 
     def clear(self) -> None:
         """Leave no gradients behind."""
@@ -84,19 +94,31 @@ class Workload:
 
 @dataclass
 class Running:
-    """A contender with its state: ``step`` takes one step, gradients included."""
+    """A contender with its state: ``step`` takes one step on gradients that are `prepare`d."""
 
     step: Callable[[], object]
     optimizer: Optimizer | None = None
     closure: Ready | None = None
 
+    def prepare(self, steps: int) -> None:
+        """Give back the last steps' gradients, and make those that the next ones will be given.
+
+        Both are autograd's work, for whichever optimizer.
+        """
+        if self.optimizer is not None and self.closure is not None:
+            self.optimizer.zero_grad()
+            self.closure.prepare(steps)
+
     def capture(self) -> Callable[[], object]:
         """The same step in a CUDA graph."""
+        if self.closure is not None:
+            # Made here, the gradients are not made anew by each replay.
+            self.closure.prepare(EVALUATIONS)
+            self.closure.hold = not isinstance(
+                self.optimizer, Alice
+            )  # Alice's recording holds them
         if isinstance(self.optimizer, Alice) and self.closure is not None:
-            # Autograd's gradients are fresh memory, which needs no copy to be kept; these, which
-            # the closure hands out again and again, would be copied.
-            with mock.patch.object(_CAPTURE, "_kept", lambda grad, scaler: grad):
-                return aliceopt.capture(self.optimizer, self.closure, static_inputs=())
+            return aliceopt.capture(self.optimizer, self.closure, static_inputs=())
         return captured(self.step)
 
     @property
@@ -183,7 +205,7 @@ def _schedule_free(workload: Workload, capturable: bool) -> Running:
         raise Unavailable("not installed") from None
     optimizer = schedulefree.AdamWScheduleFree(workload.params, foreach=True)
     optimizer.train()
-    return _plain(optimizer, workload.scratch_closure())  # it normalises gradients in place
+    return _plain(optimizer, workload.closure())
 
 
 def _plain(optimizer: Optimizer, closure: Ready) -> Running:

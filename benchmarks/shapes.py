@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-__all__ = ["MODELS", "Shapes", "count", "gpt2", "mlp20m", "resnet18", "tiny"]
+__all__ = ["MODELS", "Shapes", "count", "gpt2", "gpt20m", "mlp20m", "resnet18", "resnet20m", "tiny"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -15,11 +15,10 @@ def count(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def gpt2() -> Shapes:
+def gpt2(width: int = 768, vocabulary: int = 50257) -> Shapes:
     """GPT-2 small: 124,439,808 parameters in 148 tensors; the output layer is the embedding."""
-    width, blocks = 768, 12
-    shapes: Shapes = {"wte": (50257, width), "wpe": (1024, width)}
-    for i in range(blocks):
+    shapes: Shapes = {"wte": (vocabulary, width), "wpe": (1024, width)}
+    for i in range(12):
         for name, shape in _gpt2_block(width):
             shapes[f"h.{i}.{name}"] = shape
     return {**shapes, "ln_f.weight": (width,), "ln_f.bias": (width,)}
@@ -40,11 +39,16 @@ def _gpt2_block(width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{name}.bias", shape[1:]
 
 
-def resnet18() -> Shapes:
+def gpt20m() -> Shapes:
+    """GPT-2's layers at width 336: 20,014,176 parameters in 148 tensors, for CPUs."""
+    return gpt2(336, 10000)
+
+
+def resnet18(width: int = 64) -> Shapes:
     """ResNet18 for CIFAR-10: 11,173,962 parameters in 62 tensors."""
-    shapes: Shapes = {"stem.weight": (64, 3, 3, 3), **_norm("stem_norm", 64)}
-    inside = 64
-    for stage, outside in enumerate((64, 128, 256, 512)):
+    shapes: Shapes = {"stem.weight": (width, 3, 3, 3), **_norm("stem_norm", width)}
+    inside = width
+    for stage, outside in enumerate((width, 2 * width, 4 * width, 8 * width)):
         for block in range(2):
             name = f"blocks.{2 * stage + block}"
             shapes[f"{name}.conv1.weight"] = (outside, inside, 3, 3)
@@ -55,7 +59,12 @@ def resnet18() -> Shapes:
                 shapes[f"{name}.shortcut.0.weight"] = (outside, inside, 1, 1)
                 shapes.update(_norm(f"{name}.shortcut.1", outside))
             inside = outside
-    return {**shapes, "head.weight": (10, 512), "head.bias": (10,)}
+    return {**shapes, "head.weight": (10, 8 * width), "head.bias": (10,)}
+
+
+def resnet20m() -> Shapes:
+    """ResNet18 at width 86: 20,168,816 parameters in 62 tensors, for CPUs."""
+    return resnet18(86)
 
 
 def _norm(name: str, channels: int) -> Shapes:
@@ -91,6 +100,8 @@ def tiny() -> Shapes:
 MODELS: dict[str, Callable[[], Shapes]] = {
     "gpt2": gpt2,
     "resnet18": resnet18,
+    "gpt20m": gpt20m,
+    "resnet20m": resnet20m,
     "mlp20m": mlp20m,
     "tiny": tiny,
 }

@@ -14,6 +14,9 @@ constructor to the end of the first step of that kind, compilation included; ``-
 kernels compiled by earlier processes out of it. The header has the same for Alice's first four
 steps: a full, a quick, a full and a quick one.
 
+Gradients are new tensors each time, as autograd's are; making them and giving their memory back is
+not part of a step's time.
+
 Alice runs with its defaults: glass and the "abs" Hessian, limit "adam". Schedule-free AdamW has
 its host-side numbers frozen in the graph, which does not change its time. In bfloat16 AdamW keeps
 bfloat16 state and no master weights; Alice keeps float32 for both.
@@ -38,6 +41,7 @@ from typing import Any
 import torch
 
 from aliceopt import Alice
+from aliceopt.kernels import IMPLEMENTATIONS
 
 from . import report
 from .contenders import Contender, Running, Unavailable, Workload, contenders
@@ -192,7 +196,7 @@ def _peak_of(running: Running, device: torch.device) -> int:
 def eager_task(row: Row, contender: Contender, workload: Workload) -> Task | None:
     """Plain steps, host work included."""
     running = attempt(row, "setup", lambda: contender.make(workload, False))
-    return None if running is None else Task(running.step)
+    return None if running is None else Task(running.step, prepare=running.prepare)
 
 
 def device_task(row: Row, contender: Contender, workload: Workload) -> Task | None:
@@ -206,7 +210,9 @@ def device_task(row: Row, contender: Contender, workload: Workload) -> Task | No
         traceback.print_exc()
         row.note = f"queued, not captured: {_brief(error)}"
     running = attempt(row, "setup", lambda: contender.make(workload, False))
-    return None if running is None else Task(running.step, clock="device", most_calls=1)
+    if running is None:
+        return None
+    return Task(running.step, clock="device", most_calls=1, prepare=running.prepare)
 
 
 def time_rows(
@@ -279,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=30, help="rounds that medians are over")
     parser.add_argument("--seconds", type=float, default=120.0, help="stop timing early after them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number here")
-    parser.add_argument("--implementation", choices=("auto", "triton", "eager"), default="auto")
+    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, default="auto")
     parser.add_argument("--cold-cache", action="store_true", help="compile every kernel anew")
     return parser
 

@@ -38,13 +38,20 @@ class Task:
     """Something to time: a call that takes ``steps`` steps, by one of the two clocks.
 
     At most ``most_calls`` are made in a run; 1 for a step of so many launches that a second one
-    would not fit in the device's queue.
+    would not fit in the device's queue. ``prepare`` is told how many calls come next, and its own
+    time does not count.
     """
 
     call: Callable[[], object]
     steps: int = 1
     clock: Clock = "wall"
     most_calls: int = MAX_CALLS
+    prepare: Callable[[int], object] | None = None
+
+    def get_ready(self, calls: int) -> None:
+        """Prepare for this many calls."""
+        if self.prepare is not None:
+            self.prepare(calls)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ def interleaved(
 
 def _plan(task: Task, device: torch.device) -> tuple[int, float]:
     """After a warm-up: how many calls make a run, and how long the host may take over one."""
+    task.get_ready(4)
     for _ in range(2):
         task.call()
     wall = min(_wall_seconds(task.call, 1, device) for _ in range(2))
@@ -114,6 +122,7 @@ def _plan(task: Task, device: torch.device) -> tuple[int, float]:
 
 
 def _seconds_a_step(task: Task, calls: int, wall: float, device: torch.device) -> float:
+    task.get_ready(calls)
     if task.clock == "device":
         return _device_seconds(task.call, calls, wall, device) / task.steps
     return _wall_seconds(task.call, calls, device) / task.steps

@@ -30,6 +30,7 @@ from torch import nn
 
 import aliceopt
 from aliceopt import Alice
+from aliceopt.kernels import IMPLEMENTATIONS
 
 from . import report
 from .models import BATCH, Problem, problem
@@ -252,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tf32", choices=("default", "on", "off"), default="default")
     parser.add_argument("--vocab", type=int, default=65, help="tokens, gpt")
     parser.add_argument("--context", type=int, default=256, help="tokens a sequence, gpt")
-    parser.add_argument("--implementation", choices=("auto", "triton", "eager"), default="auto")
+    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, default="auto")
     return parser
 
 

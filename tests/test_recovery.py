@@ -52,7 +52,7 @@ def test_an_interrupted_update_leaves_parameters_at_their_positions(
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("aliceopt.kernels.eager.EagerBackend.update", interrupted)
+    monkeypatch.setattr("aliceopt.kernels.chunks.ChunkedBackend.update", interrupted)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(lambda: backward(model))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

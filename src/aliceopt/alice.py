@@ -79,7 +79,7 @@ class Alice(Optimizer):
         seed: of the probe directions; torch's random state is not used.
         model: the module whose buffers (BatchNorm statistics, counters) must not notice the
             probes; required for FSDP2.
-        implementation: "auto", "triton" or "eager"; all compute the same.
+        implementation: "auto", "triton", "compiled" or "eager"; all compute the same.
     """
 
     # torch.amp.GradScaler then leaves the skipping to `step`, which can say what is wrong.
@@ -136,8 +136,6 @@ class Alice(Optimizer):
         self._sites: list[Site] = []
         super().__init__(params, defaults)
         check_holds(model, self._params())
-
-    # ---- groups -------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, also in mid-training; per-optimizer options cannot differ by group."""
@@ -257,7 +255,11 @@ class Alice(Optimizer):
         for group in self.param_groups:
             yield from group["params"]
 
-    # ---- one excursion ------------------------------------------------------------------------
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients, also those of the last full step's probes that are still held."""
+        super().zero_grad(set_to_none)
+        for site in self._sites if self._probe is None else ():
+            site.plus = site.minus = None
 
     def _full_due(self) -> bool:
         due = self._shared("cadence") % (self._shared("quick_steps") + 1) == 0
@@ -302,8 +304,6 @@ class Alice(Optimizer):
         watching = probe.full and self.model is None and "buffers" not in self._warned
         self._warned.update({"buffers"} if watching else ())
         return BufferWatch() if watching else None
-
-    # ---- one update ---------------------------------------------------------------------------
 
     @torch.no_grad()
     def _apply(self, loss_scale: Tensor | None = None) -> None:

@@ -12,7 +12,6 @@ registered with the graph, and the host sets all of them alike before a replay.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .kernels import Backend, Backends
+from .kernels import Backend, Backends, Job
 from .kernels.pointing import go_home
 from .kernels.recording import Recorder, Rehearsal, Sender
 from .layout import is_dtensor, local
 from .options import check_groups, has_curvature, probe_radius
+from .ownership import kept
 from .probe import Probe, RandomState
 from .site import Draw, Site, position_of
 from .state import fit_, jobs_of
@@ -165,7 +165,7 @@ class CapturedStep:
             # Any positive number: what is recorded is that this site is displaced.
             site.radius = 1.0 if full and has_curvature(site.group) else 0.0
         model = self.optimizer.model
-        return Probe(sites, Draw(0, 0), full, backends, model, random=random, keep=_kept)
+        return Probe(sites, Draw(0, 0), full, backends, model, random=random, keep=kept)
 
     def _make_states(self) -> None:
         """Evaluate once, leaving no trace, to see which parameters get gradients."""
@@ -271,48 +271,26 @@ class CapturedStep:
         full = optimizer._full_due() and any(
             probe_radius(group) > 0 for group in optimizer.param_groups
         )
-        for site in sites:
-            site.radius = probe_radius(site.group) if full else 0.0
+        jobs = self._jobs(sites, full)
+        if not self._recordings[full].recorder.fits({job.site: job.rates for job in jobs}):
+            self._record()  # parameters that shared their numbers have been updated unequally since
+            jobs = self._jobs(self._sites(), full)
         recording = self._recordings[full]
         for state in recording.extra_states:
             state.set_state(self._generator.get_state())
-        for site, grad in zip(sites, recording.grads, strict=True):
-            site.param.grad = grad
-        jobs = jobs_of(recording.sites, full=full)
         recording.recorder.stage(optimizer._draw(), {job.site: job.rates for job in jobs})
         recording.graph.replay()
         optimizer._count(jobs, full)
         return recording.loss
 
-
-def _kept(grad: Tensor, scaler: Any) -> Tensor:
-    """A side's gradient, copied only if its memory may be written again within the graph.
-
-    Autograd allocates fresh memory for it, which the graph then owns. A tensor that anyone else
-    refers to, by name or by storage, or that is a part of a larger one, may be a buffer in use.
-    """
-    storage = grad.untyped_storage()
-    references = sys.getrefcount(grad), torch._C._storage_Use_Count(storage._cdata)
-    ours = (
-        all(a <= b for a, b in zip(references, _OWN_REFERENCES, strict=True))
-        and storage.nbytes() == grad.nbytes
-    )
-    return grad if ours else grad.clone()
-
-
-def _own_references() -> tuple[int, int]:
-    """What `_kept` counts of a gradient that nobody else refers to."""
-
-    def counted(grad: Tensor, scaler: Any) -> tuple[int, int]:
-        storage = grad.untyped_storage()
-        return sys.getrefcount(grad), torch._C._storage_Use_Count(storage._cdata)
-
-    param = torch.nn.Parameter(torch.zeros(1))
-    param.sum().backward()
-    return counted(param.grad, None)  # type: ignore[arg-type]
-
-
-_OWN_REFERENCES = _own_references()
+    def _jobs(self, sites: list[Site], full: bool) -> list[Job]:
+        """The updates of the recorded step, with radii and gradients as they will be."""
+        recording = self._recordings[full]
+        for site in sites:
+            site.radius = probe_radius(site.group) if full else 0.0
+        for site, grad in zip(sites, recording.grads, strict=True):
+            site.param.grad = grad
+        return jobs_of(recording.sites, full=full)
 
 
 def _check(optimizer: Alice) -> torch.device:

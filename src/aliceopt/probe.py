@@ -117,11 +117,9 @@ class BufferWatch:
             )
 
 
-def kept_gradient(grad: Tensor, scaler: Any) -> Tensor:
-    """A side's gradient, unscaled, and safe from the next backward, which may reuse its memory."""
+def unscaled(grad: Tensor, scaler: Any) -> Tensor:
+    """A scaled gradient without its scale, as a new local tensor."""
     mine = local(grad)
-    if scaler is None:
-        return mine.clone()
     # The public way to the scale that does not wait for the device. Division in float32, because
     # 1/65536 of a half-precision gradient may not be representable.
     scale: Tensor = scaler.scale(torch.ones((), dtype=torch.float32, device=mine.device))
@@ -133,7 +131,8 @@ class Probe:
     """One excursion over all sites. ``rounds`` are run in order by the optimizer.
 
     After `finish` the gradients of the two sides are in the sites and the center's in ``.grad``.
-    `cancel` undoes everything.
+    `cancel` undoes everything. ``keep`` says how a side's ``.grad`` is kept; by default copies go
+    to memory of the backends.
     """
 
     sites: list[Site]
@@ -143,7 +142,7 @@ class Probe:
     model: nn.Module | None = None
     scaler: Any = None
     random: RandomState | None = None
-    keep: Callable[[Tensor, Any], Tensor] = kept_gradient
+    keep: Callable[[Tensor], Tensor] | None = None
     finished: bool = False
     at_rest: bool = True
     _random: RandomState = field(init=False)
@@ -189,8 +188,17 @@ class Probe:
             param.grad = grad
         for site in self.sites:
             if site.param.grad is not None and site.radius > 0:
-                setattr(site, round_name, self.keep(site.param.grad, self.scaler))
+                setattr(site, round_name, self._kept(site, round_name))
             site.param.grad = None
+
+    def _kept(self, site: Site, round_name: Round) -> Tensor:
+        """A side's gradient, unscaled, and safe from the next evaluation."""
+        if self.scaler is not None:
+            assert site.param.grad is not None
+            return unscaled(site.param.grad, self.scaler)
+        if self.keep is not None:
+            return self.keep(site.param)
+        return self.backends.keeper.keep(site.param, (site.index, round_name))
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -205,10 +213,10 @@ class Probe:
     @torch.no_grad()
     def leave_idle(self) -> None:
         """Put back the parameters that got no gradient at the center; no update will move them."""
-        idle = [site for site in self.sites if site.param.grad is None]
-        if idle and not self.at_rest:
-            for backend, sites in self.backends.split(idle):
-                backend.rest(sites)
+        for backend, sites in self._divided if not self.at_rest else ():
+            idle = [site for site in sites if site.param.grad is None]
+            if idle:
+                backend.rest(idle)
 
     def finish(self) -> None:
         """All evaluations are done; from here on the center's gradients should stay as they are."""

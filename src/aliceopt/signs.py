@@ -12,6 +12,7 @@ constants), keyed before each round.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -46,12 +47,21 @@ def _mix(x: IntLike) -> IntLike:
 
 def sign_key(seed: int, step: int, parameter: int) -> Key:
     """Fold seed (64 bits), step (64 bits) and parameter index (32 bits) into a `Key`."""
-    words = (seed, seed >> 32, step, step >> 32, parameter)
-    low, high = _GOLDEN, 0
-    for position, word in enumerate(words):
-        low = _mix((low + (word & _MASK) + position) & _MASK)
-        high = _mix((high ^ low) + _GOLDEN & _MASK)
-    return Key(low, high)
+    return _folded(_step_key(seed, step), parameter, 4)
+
+
+@functools.lru_cache(maxsize=8)
+def _step_key(seed: int, step: int) -> Key:
+    """What all parameters of a step have in common."""
+    key = Key(_GOLDEN, 0)
+    for position, word in enumerate((seed, seed >> 32, step, step >> 32)):
+        key = _folded(key, word, position)
+    return key
+
+
+def _folded(key: Key, word: int, position: int) -> Key:
+    low = _mix((key.low + (word & _MASK) + position) & _MASK)
+    return Key(low, _mix((key.high ^ low) + _GOLDEN & _MASK))
 
 
 def _hash_words(key: Key, word_index: Tensor) -> Tensor:

@@ -29,11 +29,12 @@ class Site:
 
     ``radius`` is zero where the parameter stays at the probe center. ``position`` is mu, taken
     aside in state precision while the parameter is elsewhere; or the parameter points elsewhere,
-    and ``home`` is its own data, still at mu. ``plus`` and ``minus`` are the
-    gradients of the two sides. ``index`` is the parameter's place in the optimizer, ``skipped``
-    counts coordinates that updates left alone (0-dim int64, on the parameter's device), and
-    ``numel`` those that this process holds. ``rates`` are the numbers of the last update, and
-    ``fitted_for`` the curvature terms that the state is known to have.
+    and ``home`` is its own data, still at mu; or the two are ``swapped``, the parameter holding nu
+    and the state's probe center mu. ``plus`` and ``minus`` are the gradients of the two sides.
+    ``index`` is the parameter's place in the optimizer, ``skipped`` counts coordinates that
+    updates left alone (0-dim int64, on the parameter's device), and ``numel`` those that this
+    process holds. ``rates`` are the numbers of the last update, and ``fitted_for`` the curvature
+    terms that the state is known to have.
     """
 
     param: nn.Parameter
@@ -46,6 +47,7 @@ class Site:
     radius: float = 0.0
     position: Tensor | None = None
     home: Tensor | None = None
+    swapped: bool = False
     rates: Rates | None = None
     fitted_for: tuple[bool, str] | None = None
     plus: Tensor | None = None
@@ -67,6 +69,8 @@ class Site:
     @property
     def center(self) -> Tensor:
         """The probe center nu; the position, as long as no step was taken."""
+        if self.swapped:
+            return local(self.param)
         nu = self.state.get("probe_center")
         if nu is not None:
             return local(nu)

@@ -14,7 +14,15 @@ from ..step import bounded_step, moved
 from ..topography import Averages, Gradients, Rates, updated
 from .base import Job, Round
 
-__all__ = ["EagerBackend", "Target", "gradients_of", "sum_dtype", "target_of", "update_"]
+__all__ = [
+    "EagerBackend",
+    "Target",
+    "all_finite",
+    "gradients_of",
+    "sum_dtype",
+    "target_of",
+    "update_",
+]
 
 
 class Target(NamedTuple):
@@ -31,7 +39,7 @@ def update_(target: Target, grads: Gradients, rates: Rates) -> Tensor:
     A coordinate any of whose gradients is not finite keeps its position, probe center and
     averages as they were.
     """
-    ok = _all_finite(grads)
+    ok = all_finite(grads)
     averages = updated(target.averages, grads, rates)
     step = bounded_step(averages, rates)
     position, probe_center = moved(target.position, step, rates)
@@ -43,7 +51,8 @@ def update_(target: Target, grads: Gradients, rates: Rates) -> Tensor:
     return ok.logical_not().sum()
 
 
-def _all_finite(grads: Gradients) -> Tensor:
+def all_finite(grads: Gradients) -> Tensor:
+    """Where all gradients of a coordinate are finite."""
     ok = torch.isfinite(grads.center)
     for side in (grads.plus, grads.minus):
         if side is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from ..layout import is_dtensor, local
 from ..site import Draw, Site, state_dtype
-from ..topography import Rates
 from . import triton_kernels as tk
 from .base import Job, Round
 from .eager import EagerBackend, sum_dtype
 from .pointing import go_home, is_swappable, point
-from .recording import Build, Moment, Rehearsal, Sender
+from .recording import Moment, Rehearsal, Rows, Sender
 from .tables import Table, is_supported, laid_out, side_dtype
 
 __all__ = ["TritonBackend"]
@@ -169,8 +168,7 @@ class TritonBackend:
         if table.sites[0].home is None:
             table.host[tk.POSITION.value] = [self._aside[id(site)] for site in table.sites]
         table.host[tk.CONFIG.value] = table.group_column
-        first = table.one_per_group
-        build = lambda moment: _numbers(moment, first)  # noqa: E731
+        rows = Rows([[site] for site in table.one_per_group], _numbers)
         param, state = table.params[0].dtype, state_dtype(table.params[0])
         device_table = table.on_device()
         with table.on():
@@ -178,7 +176,7 @@ class TritonBackend:
                 device_table,
                 table.chunk_tensor,
                 table.chunk_index,
-                self._sender.numbers(build, Moment(draw, {}), table.device),
+                self._sender.numbers(rows, Moment(draw, {}), table.device),
                 len(table.sites),
                 GOAL=tk.GOALS[goal],
                 DEPART=depart,
@@ -305,14 +303,14 @@ class TritonBackend:
     ) -> None:
         param, grad, side, limit, hessian, glass, measuring, maximize = key[1:9]
         state = state_dtype(table.params[0])
-        build = _fill_configs(table, moment.rates)
+        rows, table.host[tk.CONFIG.value] = Rows.by_rates(table.sites, moment.rates, _numbers)
         device_table = table.on_device()
         with table.on():
             tk.update_kernel[(table.num_chunks,)](
                 device_table,
                 table.chunk_tensor,
                 table.chunk_index,
-                self._sender.numbers(build, moment, table.device),
+                self._sender.numbers(rows, moment, table.device),
                 device_table if clip is None else clip,
                 len(table.sites),
                 LIMIT=tk.LIMITS[limit],
@@ -332,20 +330,6 @@ class TritonBackend:
                 BLOCK=table.block,
                 num_warps=_WARPS,
             )
-
-
-def _fill_configs(table: Table, rates: Mapping[Site, Rates]) -> Build:
-    """Give each site a row of numbers, one for all that share rates; returns their maker.
-
-    The maker asks one site a row, so that it can be asked again at a later step.
-    """
-    rows: dict[int, int] = {}
-    table.host[tk.CONFIG.value] = [
-        rows.setdefault(id(rates[site]), len(rows)) for site in table.sites
-    ]
-    by_rates = {id(rates[site]): site for site in table.sites}
-    first = [by_rates[key] for key in rows]
-    return lambda moment: _numbers(moment, first)
 
 
 def _update_key(job: Job) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ the tables when the capture is over, and refreshes the numbers before each repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from ..site import Draw, Site
 from ..topography import Rates
 
-__all__ = ["Build", "Moment", "Recorder", "Rehearsal", "Sender"]
+__all__ = ["Moment", "Recorder", "Rehearsal", "Rows", "Sender"]
 
 _ALIGN = 16  # bytes
 
@@ -31,7 +31,39 @@ class Moment(NamedTuple):
     rates: Mapping[Site, Rates]
 
 
-Build = Callable[[Moment], np.ndarray]
+class Rows(NamedTuple):
+    """The numbers of a launch: one row for all ``sites`` that share them, made by ``fill``.
+
+    ``fill`` asks one site a row, so that it can be asked again at a later step.
+    """
+
+    sites: Sequence[Sequence[Site]]
+    fill: Callable[[Moment, Sequence[Site]], np.ndarray]
+
+    @classmethod
+    def by_rates(
+        cls,
+        sites: Sequence[Site],
+        rates: Mapping[Site, Rates],
+        fill: Callable[[Moment, Sequence[Site]], np.ndarray],
+    ) -> tuple[Rows, list[int]]:
+        """A row for every `Rates`, and each site's row."""
+        sharing: dict[int, list[Site]] = {}
+        for site in sites:
+            sharing.setdefault(id(rates[site]), []).append(site)
+        order = {key: i for i, key in enumerate(sharing)}
+        return cls(list(sharing.values()), fill), [order[id(rates[site])] for site in sites]
+
+    def made(self, moment: Moment) -> np.ndarray:
+        """The numbers at this moment."""
+        return self.fill(moment, [row[0] for row in self.sites])
+
+    def fit(self, rates: Mapping[Site, Rates]) -> bool:
+        """Whether sites that share a row still share their numbers.
+
+        Steps outside the recording, in which some got no gradient, may have parted their counts.
+        """
+        return all(len({id(rates.get(site)) for site in row}) == 1 for row in self.sites)
 
 
 class _PinnedRing:
@@ -80,9 +112,9 @@ class Sender:
         _ring(device).copy_(target, array)
         return target
 
-    def numbers(self, build: Build, moment: Moment, device: torch.device) -> Tensor:
+    def numbers(self, rows: Rows, moment: Moment, device: torch.device) -> Tensor:
         """The numbers of this step."""
-        return self.table(build(moment), device)
+        return self.table(rows.made(moment), device)
 
 
 def _padded(array: np.ndarray) -> int:
@@ -111,7 +143,7 @@ class Recorder(Sender):
         self._arena = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         self._used = 0
         self._tables: list[tuple[Tensor, np.ndarray]] = []
-        self._numbers: list[tuple[Tensor, Build]] = []
+        self._numbers: list[tuple[Tensor, Rows]] = []
 
     def _piece(self, array: np.ndarray) -> Tensor:
         start, self._used = self._used, self._used + _padded(array)
@@ -126,10 +158,10 @@ class Recorder(Sender):
         self._tables.append((tensor, array.copy()))
         return tensor
 
-    def numbers(self, build: Build, moment: Moment, device: torch.device) -> Tensor:
+    def numbers(self, rows: Rows, moment: Moment, device: torch.device) -> Tensor:
         """Memory that `stage` will fill before each replay."""
-        tensor = self._piece(build(moment))
-        self._numbers.append((tensor, build))
+        tensor = self._piece(rows.made(moment))
+        self._numbers.append((tensor, rows))
         return tensor
 
     def flush(self) -> None:
@@ -137,8 +169,12 @@ class Recorder(Sender):
         for tensor, array in self._tables:
             tensor.copy_(torch.from_numpy(array))
 
+    def fits(self, rates: Mapping[Site, Rates]) -> bool:
+        """Whether what was recorded as one row of numbers still is one."""
+        return all(rows.fit(rates) for _, rows in self._numbers)
+
     def stage(self, draw: Draw, rates: Mapping[Site, Rates]) -> None:
         """Refresh all numbers, without waiting for the device."""
         moment = Moment(draw, rates)
-        for tensor, build in self._numbers:
-            _ring(tensor.device).copy_(tensor, build(moment))
+        for tensor, rows in self._numbers:
+            _ring(tensor.device).copy_(tensor, rows.made(moment))

@@ -1,0 +1,399 @@
+"""The device work on the CPU in compiled passes, compiled once whatever the tensors.
+
+Large tensors are passed as they are. A call costs about as much as thirty thousand elements do, so
+small tensors are laid end to end in spare memory, and one call serves many of them.
+
+A parameter that goes to its probe center only is swapped with it, which needs no memory and writes
+nothing that was not read just before. One that goes to both sides has its position taken aside.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..layout import local
+from ..signs import Key
+from ..site import Draw, Site, position_of, realised_radius, state_dtype
+from ..warning import warn
+from .base import Job, Round
+from .chunks import ChunkedBackend, slices
+from .direct import DirectPass
+from .memory import BareSites, bare, conformed
+from .passes import Kind, displace_, hash_, numbers_of, swap_, update_pass_
+from .words import SignWords, hash_span_
+
+__all__ = ["CompilationError", "CompiledBackend"]
+
+SMALL = 1 << 13
+"""Tensors below this many elements are laid end to end."""
+PACK = 1 << 18
+"""Elements in such a row, at most, unless it is a single tensor."""
+PADDING = 64
+"""Zeros behind such a row."""
+
+
+class CompilationError(RuntimeError):
+    """A pass could not be compiled; nothing was changed by the attempt."""
+
+
+class Structure(NamedTuple):
+    """What jobs that share a call have in common, besides their numbers."""
+
+    kind: Kind
+    dtypes: tuple[torch.dtype, ...]
+
+
+def _compile(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return DirectPass(function, name)
+
+
+@functools.cache
+def _hash_pass() -> Callable[..., Any]:
+    return _compile(hash_, "hash_words")
+
+
+@functools.cache
+def _displace_pass(dtype: torch.dtype) -> Callable[..., Any]:
+    return _compile(displace_, f"displace_{str(dtype)[6:]}")
+
+
+@functools.cache
+def _swap_pass(dtype: torch.dtype) -> Callable[..., Any]:
+    return _compile(swap_, f"swap_{str(dtype)[6:]}")
+
+
+@functools.cache
+def _update_pass(structure: Structure) -> Callable[..., Any]:
+    kind = structure.kind
+
+    def update(numbers: Tensor, *tensors: Tensor) -> Tensor:
+        return update_pass_(kind, numbers, tensors)
+
+    return _compile(update, f"update_{_update_pass.cache_info().misses}")
+
+
+class Stage:
+    """Spare memory in which small tensors stand end to end, with zeros behind them.
+
+    These make every row longer than the numbers of a pass, and never as short as one element:
+    torch compiles anew for such.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def room(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised memory, the same for the same name."""
+        room = self._rooms.get((name, dtype))
+        if room is None or room.numel() < count:
+            room = self._rooms[name, dtype] = torch.empty(count, dtype=dtype, device="cpu")
+        return room[:count]
+
+    def gather(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """A row of these flat tensors."""
+        dtype = parts[0].dtype
+        row = self.room(name, sum(part.numel() for part in parts) + PADDING, dtype)
+        torch.cat([*parts, torch.zeros(PADDING, dtype=dtype, device="cpu")], out=row)
+        return row
+
+    @staticmethod
+    def scatter(row: Tensor, parts: Sequence[Tensor]) -> None:
+        """Copy a row back to where its parts came from."""
+        pieces = row[:-PADDING].split([part.numel() for part in parts])
+        torch._foreach_copy_(list(parts), list(pieces))
+
+
+def _packs(sites: Sequence[Site]) -> Iterator[list[int]]:
+    """Indices of sites that share a call: a large one alone, small ones together."""
+    row: list[int] = []
+    count = 0
+    for i, site in enumerate(sites):
+        if site.numel >= SMALL:
+            yield [i]
+            continue
+        if row and count + site.numel > PACK:
+            yield row
+            row, count = [], 0
+        row.append(i)
+        count += site.numel
+    if row:
+        yield row
+
+
+class CompiledBackend(ChunkedBackend):
+    """Compiled passes for every tensor they can take; the rest is done eagerly.
+
+    Where compilation fails, a ``strict`` one raises `CompilationError`. Another warns once and
+    goes on as `ChunkedBackend` does.
+    """
+
+    def __init__(self, *, strict: bool = False):
+        super().__init__()
+        self.name = "compiled"
+        self._strict = strict
+        self._yes = torch.ones((), dtype=torch.bool, device="cpu")
+        self._stage = Stage()
+        self._bare = BareSites()
+        self._words = SignWords(self._hash_span_)
+
+    def _hash_span_(self, words: Tensor, key: Key, first: int) -> None:
+        if words.numel() < SMALL:
+            hash_span_(words, key, first)
+        else:
+            self._call(_hash_pass(), torch.tensor([*key, first], device="cpu"), bare(words))
+
+    def _call(self, function: Callable[..., Any], numbers: Tensor, *tensors: Tensor) -> Any:
+        try:
+            with torch.no_grad():
+                return function(numbers, *tensors)
+        except Exception as error:
+            brief = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CompilationError(
+                f"torch.compile failed on the optimizer's pass: {brief}"
+            ) from error
+
+    def _manages(self, work: Callable[[], None]) -> bool:
+        """Do this, unless compilation fails or has failed before."""
+        if self.name != "compiled":
+            return False
+        try:
+            work()
+        except CompilationError as error:
+            if self._strict:
+                raise
+            self.name = "eager"
+            self._words = SignWords()
+            warn(f"{error}; going on with implementation='eager', which is several times slower")
+            return False
+        return True
+
+    # ---- moving -------------------------------------------------------------------------------
+
+    def _not_swapped(self, sites: Sequence[Site], round_name: Round) -> Sequence[Site]:
+        """Swap what goes to its probe center only; return the others."""
+        swapping: dict[torch.dtype, list[Site]] = {}
+        others = []
+        for site in sites:
+            staying = round_name == "center" or site.radius == 0
+            if staying and site.ready and not site.low_precision and self.name == "compiled":
+                swapping.setdefault(site.param.dtype, []).append(site)
+            else:
+                others.append(site)
+        return others + [site for there in swapping.values() for site in self._swap(there)]
+
+    def _swap(self, sites: Sequence[Site]) -> list[Site]:
+        """Exchange parameters and probe centers, there or back; returns what was not managed."""
+        left = []
+        for pack in _packs(sites):
+            mine = [sites[i] for i in pack]
+            if not self._manages(partial(self._swap_pack, mine)):
+                left += mine
+        return left
+
+    def _swap_pack(self, sites: Sequence[Site]) -> None:
+        tensors = [self._bare.of(site) for site in sites]
+        params = [there["param"] for there in tensors]
+        centers = [there["probe_center"] for there in tensors]
+        if sites[0].numel >= SMALL:
+            self._call(_swap_pass(sites[0].param.dtype), self._yes, params[0], centers[0])
+        else:
+            row = self._stage.gather("param", params)
+            torch._foreach_copy_(params, centers)
+            self._stage.scatter(row, centers)
+        for site in sites:
+            site.swapped = not site.swapped
+        torch.autograd.graph.increment_version([site.param for site in sites])
+
+    def rest(self, sites: Sequence[Site]) -> None:
+        """Go back to the positions."""
+        self._take_back([site for site in sites if site.swapped])
+        super().rest(sites)
+
+    def _take_back(self, sites: Sequence[Site]) -> None:
+        """Swap back, compiled or not."""
+        for site in self._swap(sites):
+            nu, there = local(site.param).clone(), local(site.state["probe_center"])
+            local(site.param).copy_(there)
+            there.copy_(nu)
+            site.swapped = False
+
+    def _displace(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
+        others: list[Site] = []
+        groups: dict[tuple[torch.dtype, float], list[Site]] = {}
+        for site in sites:
+            if site.low_precision or self.name != "compiled":
+                others.append(site)
+            else:
+                groups.setdefault((site.param.dtype, site.radius), []).append(site)
+        for (dtype, radius), there in groups.items():
+            away = radius if round_name == "plus" else -radius
+            shift = torch.tensor(away, dtype=dtype, device="cpu")
+            for pack in _packs(there):
+                mine = [there[i] for i in pack]
+                if not self._manages(partial(self._displace_pack, mine, shift, draw)):
+                    others += mine
+        super()._displace(others, round_name, draw)
+
+    def _displace_pack(self, sites: Sequence[Site], shift: Tensor, draw: Draw) -> None:
+        tensors = [self._bare.of(site) for site in sites]
+        places = [there["param"] for there in tensors]
+        # Before the first step there is no center but the position.
+        centers = [
+            there["probe_center"] if "probe_center" in there else bare(site.center)
+            for there, site in zip(tensors, sites, strict=True)
+        ]
+        words, displace = self._words.of(sites, draw), _displace_pass(shift.dtype)
+        if sites[0].numel >= SMALL:
+            self._call(displace, shift, places[0], centers[0], words)
+        else:
+            row = self._stage.gather("probe_center", centers)
+            there = self._stage.room("param", row.numel(), row.dtype)
+            self._call(displace, shift, bare(there), bare(row), words)
+            self._stage.scatter(there, places)
+        torch.autograd.graph.increment_version([site.param for site in sites])
+
+    # ---- updating -----------------------------------------------------------------------------
+
+    def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
+        """Averages, position and probe center of every job."""
+        others: list[Job] = []
+        groups: dict[tuple[Any, ...], list[Job]] = {}
+        for job in jobs:
+            if self.name == "compiled" and self._takes(job.site):
+                # Those who share rates share their group, and so all other options.
+                key = (id(job.rates), job.site.radius, job.measuring, *_dtypes(job))
+                groups.setdefault(key, []).append(job)
+            else:
+                others.append(job)
+        for there in groups.values():
+            site, rates = there[0].site, there[0].rates
+            maximize, factor = site.group["maximize"], 1.0 if clip is None else float(clip)
+            structure = _structure(there[0], scaled=maximize or clip is not None)
+            numbers = torch.tensor(
+                numbers_of(rates, site.radius, -factor if maximize else factor),
+                dtype=state_dtype(site.param),
+                device="cpu",
+            )
+            for pack in _packs([job.site for job in there]):
+                mine = [there[i] for i in pack]
+                if not self._manages(partial(self._update_pack, mine, structure, numbers, draw)):
+                    others += mine
+        self._take_back([job.site for job in others if job.site.swapped])
+        for job in others:
+            if job.site.position is None:
+                job.site.position = position_of(job.site)
+        super().update(others, draw, clip)
+
+    def _update_pack(
+        self, jobs: Sequence[Job], structure: Structure, numbers: Tensor, draw: Draw
+    ) -> None:
+        kind, sites = structure.kind, [job.site for job in jobs]
+        if kind.swapped:
+            self._be_swapped(sites)
+        sources = [self._sources(job, kind) for job in jobs]
+        update, staged = _update_pass(structure), sites[0].numel < SMALL
+        tensors = {}
+        for name in kind.tensors:
+            if name == "words":
+                tensors[name] = self._words.of(sites, draw)
+            elif staged:
+                row = self._stage.gather(name, [source[name] for source in sources])
+                tensors[name] = bare(row)
+            else:
+                tensors[name] = sources[0][name]
+        skipped = int(self._call(update, numbers, *tensors.values()))
+        if staged:
+            for name in kind.written:
+                self._stage.scatter(tensors[name], [source[name] for source in sources])
+        for job in jobs:
+            job.site.swapped = False
+            if skipped:
+                job.site.skipped += skipped if len(jobs) == 1 else _count_skipped(job)
+        torch.autograd.graph.increment_version([site.param for site in sites])
+
+    def _sources(self, job: Job, kind: Kind) -> dict[str, Tensor]:
+        """Bare tensors of one job by the names of `Kind.tensors`, all but the words."""
+        site, own = job.site, job.site.param
+        tensors = dict(self._bare.of(site))
+        if not kind.swapped:
+            assert site.position is not None
+            tensors["mu"] = bare(site.position)
+        gradients = {"grad": site.gradient}
+        if kind.measuring:
+            gradients |= {
+                name: _zeros(own, site.gradient.dtype) if side is None else side
+                for name, side in (("plus", site.plus), ("minus", site.minus))
+            }
+            if kind.low:
+                tensors["radius"] = self._radius(site)
+        for name, grad in gradients.items():
+            if type(grad) is not Tensor or grad.stride() != own.stride():
+                grad = conformed(local(grad), local(own))
+            tensors[name] = bare(grad)
+        return tensors
+
+    def _be_swapped(self, sites: Sequence[Site]) -> None:
+        """Bring about what a quick update starts from, where a loop or a first step did not."""
+        at_rest = [site for site in sites if site.position is None and not site.swapped]
+        if at_rest:
+            self._swap_pack(at_rest)
+        for site in sites:
+            if not site.swapped and site.position is not None:
+                center = local(site.state["probe_center"])
+                local(site.param).copy_(center)
+                center.copy_(site.position)
+                site.swapped = True
+
+    def _radius(self, site: Site) -> Tensor:
+        """`realised_radius` in slices."""
+        dtype = state_dtype(site.param)
+        if site.numel < SMALL:
+            room = torch.empty(site.numel, dtype=dtype, device="cpu")
+        else:
+            room = self._stage.room("radii", site.numel, dtype)
+        for part in slices(site, self.chunk):
+            room[part.start : part.start + part.numel] = realised_radius(part)
+        return room
+
+
+def _structure(job: Job, *, scaled: bool) -> Structure:
+    site, r = job.site, job.rates
+    kind = Kind(
+        limit=r.limit,
+        hessian=r.hessian,
+        glass=r.glass,
+        measuring=job.measuring,
+        measured=r.measured,
+        low=site.low_precision,
+        scaled=scaled,
+        floor=r.lr_min > 0,
+        decay=r.weight_decay > 0,
+        eps=r.eps > 0,
+    )
+    return Structure(kind, _dtypes(job))
+
+
+def _dtypes(job: Job) -> tuple[torch.dtype, ...]:
+    """Of the parameter and its gradients."""
+    param, grad = job.site.param.dtype, job.site.gradient.dtype
+    sides = (job.site.plus, job.site.minus) if job.measuring else ()
+    return (param, grad, *(grad if side is None else side.dtype for side in sides))
+
+
+def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(local(param), dtype=dtype)
+
+
+def _count_skipped(job: Job) -> Tensor:
+    """How many coordinates of a small tensor have a gradient that is not finite."""
+    grads = [local(job.site.gradient)]
+    if job.measuring:
+        grads += [side for side in (job.site.plus, job.site.minus) if side is not None]
+    finite = [torch.isfinite(grad) for grad in grads]
+    return functools.reduce(torch.logical_and, finite).logical_not().sum()

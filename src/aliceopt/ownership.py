@@ -1,0 +1,133 @@
+"""Whose memory a gradient is: keeping it without a copy, where nobody else can get at it.
+
+A full step keeps the gradients of its two sides while others are evaluated. Autograd allocates
+fresh memory for each, so mostly the tensor itself can be kept. But ``.grad`` may also be a view of
+a DDP bucket, a buffer that the closure fills again, a tensor that a hook has stashed away, or
+memory that numpy owns; then the next evaluation might overwrite what was kept.
+
+The rule is to count. A gradient that nobody else refers to is referred to by ``param.grad`` and
+by nothing more: not as a Python object, not as a C++ tensor (another parameter's ``.grad``, a
+view's base, autograd's graph, DLPack), not through its storage, as object or in C++ (detached
+aliases, numpy arrays). Its memory must be torch's own, private to the process, and hold nothing
+else. What counts as nothing more is measured on a tensor that is certainly like that, by the same
+code. Where torch or Python cannot tell, or a count is higher, the gradient is copied.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .layout import local
+
+__all__ = ["Keeper", "References", "is_owned", "kept", "references"]
+
+
+class References(NamedTuple):
+    """How often something refers to a gradient: to the tensor and to its storage, each as a Python
+    object and in C++.
+    """
+
+    tensor_object: int
+    tensor: int
+    storage_object: int
+    storage: int
+
+
+def references(param: Tensor) -> References | None:
+    """Who refers to ``param.grad``, this function's own references included; None if unknown.
+
+    Takes the parameter, not the gradient, so that no caller's reference counts.
+    """
+    gil: Any = getattr(sys, "_is_gil_enabled", None)  # without it counts are approximate
+    if not hasattr(sys, "getrefcount") or (gil is not None and not gil()):
+        return None
+    grad: Any = param.grad
+    if not hasattr(torch._C, "_storage_Use_Count") or not hasattr(grad, "_use_count"):
+        return None
+    storage = grad.untyped_storage()
+    return References(
+        sys.getrefcount(grad),
+        grad._use_count(),
+        sys.getrefcount(storage),
+        torch._C._storage_Use_Count(storage._cdata),
+    )
+
+
+@functools.cache
+def _own_references() -> References | None:
+    """`references` of a gradient that nobody else refers to."""
+    param = nn.Parameter(torch.zeros(1, device="cpu"))
+    param.grad = torch.zeros(1, device="cpu")
+    return references(param)
+
+
+def is_owned(param: Tensor) -> bool:
+    """Whether nothing but ``param.grad`` refers to the gradient or its memory.
+
+    False for what other processes or libraries may write to, and for part of a larger storage.
+    """
+    if type(param.grad) is not Tensor or param.grad.layout != torch.strided:
+        return False
+    if param.grad.requires_grad or weakref.getweakrefcount(param.grad):
+        return False
+    if not _is_private(param.grad):
+        return False
+    found, own = references(param), _own_references()
+    return found is not None and own is not None and all(map(int.__le__, found, own))
+
+
+def _is_private(grad: Tensor) -> bool:
+    """Whether the storage is torch's own, of this process, and holds the gradient alone."""
+    storage = grad.untyped_storage()
+    shared = storage.device.type == "cpu" and storage.is_shared()
+    return bool(storage.resizable()) and not shared and storage.nbytes() == grad.nbytes
+
+
+def kept(param: Tensor) -> Tensor:
+    """``param.grad``, safe from whatever happens after ``param.grad = None``: copied, unless owned.
+
+    Not to be called on CUDA outside a capture: graphs made by torch.compile reuse the memory
+    behind live tensors.
+    """
+    assert param.grad is not None
+    return param.grad if is_owned(param) else local(param.grad).clone()
+
+
+class Keeper:
+    """Keeps gradients from one evaluation to the update, in memory reused from step to step.
+
+    On a CPU fresh memory costs more than the copy itself, so copies are made to the same place each
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[Hashable, Tensor] = {}
+
+    def keep(self, param: Tensor, place: Hashable) -> Tensor:
+        """The gradient, local; what was kept at this place before is overwritten."""
+        if param.device.type == "cpu" and is_owned(param):
+            assert param.grad is not None
+            return param.grad
+        assert param.grad is not None
+        mine = local(param.grad)
+        if mine.device.type != "cpu":
+            return mine.clone()
+        there = self._places.get(place)
+        if there is None or not _alike(there, mine):
+            there = self._places[place] = torch.empty_like(mine)
+        return there.copy_(mine)
+
+    def forget(self) -> None:
+        """Let go of the memory."""
+        self._places.clear()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
