@@ -234,3 +234,22 @@ def test_the_paragraph_is_clean_english() -> None:
         assert text.count("95% interval") == 1
         assert text.count("points of accuracy") == 1
         assert all(s[0].isupper() or s[0].isdigit() for s in re.split(r"(?<=[a-z)]\.) ", text))
+
+
+@pytest.mark.parametrize(("share", "hardly"), [(0.5, False), (0.97, True)])
+def test_it_says_how_often_the_bound_decided_instead_of_curvature(share, hardly) -> None:
+    """Means over training of each combination; where all are above nine tenths, what to do."""
+    plan = grid_plan(2)
+    runs = in_memory(plan, invented_results(plan))
+    for run in runs:
+        own = 1.0 if run.method == "alice-glass-naq" else share
+        run.telemetry = [{"groups": [{"at_upper": own}]}, {"groups": [{"at_upper": own}]}]
+    text = find(plan, runs).parts["bound"]
+    assert f"from {share:.0%} (" in text
+    assert "to 100% (glass with NAQ steps)" in text
+    assert ("could hardly act" in text) == hardly
+
+
+def test_without_telemetry_nothing_is_said_of_bounds() -> None:
+    plan = grid_plan(2)
+    assert "bound" not in found(plan, invented_results(plan)).parts

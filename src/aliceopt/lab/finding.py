@@ -60,6 +60,7 @@ def find(
         parts = {
             "terms": _terms(plan, summary, by_question["terms"]),
             "steps": _steps(plan, summary, by_question["steps"]),
+            "bound": _bound(plan, runs),
             "best": _best(plan, summary, by_question["best"]),
             "cost": _cost(plan, summary),
             "trouble": _trouble(summary),
@@ -129,6 +130,26 @@ def _with_setting(
     topic, first = next(iter(parts.items()))
     joined = f"{text} {first}" if text.endswith(".") else f"{text}, {first[0].lower()}{first[1:]}"
     return {**parts, topic: joined.replace("\n", " ")}
+
+
+def _bound(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    """How often the upper bound decided instead of the curvature, on average over training."""
+    seen: dict[str, list[float]] = {}
+    for run in runs:
+        if plan["methods"][run.method].get("terms") not in (None, "none"):
+            shares = [group["at_upper"] for t in run.telemetry for group in t["groups"][:1]]
+            seen.setdefault(run.method, []).extend(s for s in shares if s is not None)
+    means = {method: sum(s) / len(s) for method, s in seen.items() if s}
+    if not means:
+        return ""
+    least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    text = (
+        "At the upper bound, where the learning rate decides and curvature has no say, were on "
+        f"average from {means[least]:.0%} ({_combination(plan, least)}) to {means[most]:.0%} "
+        f"({_combination(plan, most)}) of the coordinates."
+    )
+    hardly = " So the terms could hardly act here; a higher learning rate would let them."
+    return text + hardly * (means[least] > 0.9)
 
 
 def _combination(plan: Mapping[str, Any], method: str) -> str:
