@@ -18,7 +18,8 @@ def default_folder(name: str, scale: str) -> Path:
 
 def clear(folder: Path) -> None:
     """Delete the records, figures and report of a plan, and nothing else that lies there."""
-    try:
+    if (folder / "tuning" / "plan.json").exists():  # also if nothing came after it
+        try:
         plan = read_plan(folder)
     except RecordError:
         return
@@ -29,9 +30,8 @@ def clear(folder: Path) -> None:
     _delete((folder / "figures").glob("study-*.*"))
     _delete((folder / "figures").glob(f"{plan['name']}.*"))
     _delete([folder / "report.html", folder / "plan.json"])
-    clear(folder / "tuning")
     emptied = {run_folder(folder, run["method"], run["seed"]) for run in plan["runs"]}
-    emptied |= {folder / name for name in ("figures", "tuning", *plan["methods"])}
+    emptied |= {folder / name for name in ("figures", *plan["methods"])} | {folder / "tuning"}
     for place in sorted(emptied, reverse=True):  # what is inside first
         with contextlib.suppress(OSError):  # not empty: something of the user's
             place.rmdir()

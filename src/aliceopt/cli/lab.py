@@ -106,7 +106,8 @@ def run(
             clear(folder)
         how = carry_out.How(device, workers, resume, tensorboard)
         finished = carry_out.carry_out(plan, folder, how)
-        carry_out.print_experiment(folder)
+        if finished or carry_out.begun(folder):
+            carry_out.print_experiment(folder)
     end(plan, folder, finished)
 
 
@@ -118,7 +119,8 @@ def end(plan: Plan, folder: Path, finished: bool) -> None:
         typer.echo(f"report: {folder / 'report.html'}")
     missing = carry_out.missing(plan, folder)
     if missing:
-        typer.echo(f"not finished: {', '.join(missing)}; the same command with --resume goes on")
+        listed = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if missing[6:] else "")
+        typer.echo(f"not finished: {listed}; the same command with --resume goes on")
     if not finished:
         raise typer.Exit(130)
     if missing:

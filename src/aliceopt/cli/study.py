@@ -53,9 +53,7 @@ def study(
     tune: Annotated[
         int, typer.Option(help="Learning rates to try for every method; 1 takes the usual one.")
     ] = 3,
-    limit: Annotated[
-        str, typer.Option(help="What bounds Alice's steps: fixed or adam.")
-    ] = "fixed",
+    limit: Annotated[str, typer.Option(help="What bounds Alice's steps: fixed or adam.")] = "fixed",
     lr: Annotated[
         float | None,
         typer.Option(help="Alice's rate for naq, or the middle one to try; full's is lower."),

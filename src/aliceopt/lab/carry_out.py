@@ -23,6 +23,7 @@ from aliceopt.lab.records import read_plan, read_runs
 
 __all__ = [
     "How",
+    "begun",
     "carry_out",
     "check_data",
     "check_experiment",
@@ -103,6 +104,11 @@ def _devices(device: str) -> list[str]:
     return [f"cuda:{number or 0}"]
 
 
+def begun(folder: Path) -> bool:
+    """Whether there is anything to report of."""
+    return any(run.status != "missing" for run in read_runs(folder))
+
+
 def missing(plan: Plan, folder: Path) -> list[str]:
     """The runs that have no end: interrupted, failed, or never begun."""
     if not (folder / "plan.json").exists():
@@ -180,7 +186,7 @@ def print_plan(plan: Plan, tuning: Plan | None = None) -> None:
     for key in ("problem", "training"):
         shown = ", ".join(f"{k}={v}" for k, v in document[key].items())
         console.print(f"{key}: {shown}", highlight=False, soft_wrap=True)
-    seeds = f"{len(document['seeds'])} seeds"
+    seeds = f"{len(document['seeds'])} seed" + "s" * (len(document["seeds"]) != 1)
     console.print(f"in all {len(plan.runs)} runs, {seeds}, {plan.gradients:,} gradient evaluations")
     if tuning is not None:
         cost = f"{len(tuning.runs)} runs, {tuning.gradients:,} gradient evaluations"

@@ -86,8 +86,9 @@ def _changed(plan: Plan, paper: Mapping[str, Any]) -> list[str]:
         model = plan["problem"]["model"]
         sizes = [f"{k} {v}" for k, v in model.items() if paper["model"].get(k) != v]
         found.append(f"another network ({', '.join(sizes)})")
-    if plan["training"].get("schedule") != paper["train"].get("schedule"):
-        found.append("another schedule")
+    for name in ("schedule", "precision"):
+        if plan["training"].get(name) != paper["train"].get(name):
+            found.append(f"another {name}")
     for key, method in plan["methods"].items():
         theirs_too = paper["methods"].get(key)
         if theirs_too is not None and _differ(method, {**paper["alice"], **theirs_too}):

@@ -185,6 +185,7 @@ def _unseen(
     if others:
         count = _plural(len(unsure), "combination")
         opening = f"For the other {count} of term and step no difference was seen"
+        opening = opening.replace("other 1 combination", "other combination")
     else:
         opening = "No difference was seen between training with a curvature term and without"
     if all(c.gain == 0 for c in unsure):
@@ -270,9 +271,12 @@ def _cost(plan: Mapping[str, Any], summary: Summary) -> str:
     baseline = best_method(plan, summary, "baseline")
     if alice is None or baseline is None:
         return ""
-    equal = "gradients" if plan.get("budget") == "gradients" else "steps"
+    by_gradients = plan.get("budget") == "gradients"
+    opening = (
+        "Equal gradients are not equal time" if by_gradients else "Equal steps are not equal cost"
+    )
     text = (
-        f"Equal {equal} are not equal cost: a run took {_price(alice.gradients, alice.seconds)} "
+        f"{opening}: a run took {_price(alice.gradients, alice.seconds)} "
         f"with this Alice, {show_count(baseline.gradients)} and {show_seconds(baseline.seconds)} "
         "with this baseline."
     )

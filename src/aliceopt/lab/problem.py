@@ -75,7 +75,7 @@ class Problem:
         metric: "loss", "accuracy" (percent of ``argmax(outputs, -1) == targets``), "perplexity"
             (the exponential of the loss), or a function of outputs and targets that gives a mean.
         better: for a metric of your own, whether "higher" or "lower" is better.
-        batch_size: examples a batch; None: that of the DataLoader, or 64.
+        batch_size: examples a batch; None: that of the DataLoader, or 64, or all if fewer.
         note: a line about the data for the report.
     """
 
@@ -107,7 +107,8 @@ class Problem:
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ProblemError(f"batch_size must be a whole number >= 1, got {size!r}")
         try:
-            return as_split(data, size or BATCH_SIZE, name=name, shrink=name == "validation")
+            shrink = name == "validation" or size is None
+            return as_split(data, size or BATCH_SIZE, name=name, shrink=shrink)
         except (TypeError, ValueError) as error:
             raise ProblemError(str(error)) from error
 

@@ -157,11 +157,24 @@ class _Training:
         tensors = all(isinstance(part, Tensor) for part in batch)
         if self.plan.capture and self.device.type == "cuda" and tensors:
             try:
-                return self.method.bind(self._loss, batch, capture=True)
+                return self._captured(batch)
             except (RuntimeError, ValueError) as error:
                 reason = f"steps are not captured: {type(error).__name__}: {error}"
-                self.journal.write("note", text=reason)
+                if self.step == 0:
+                    self.journal.write("note", text=reason)
         return self.method.bind(self._loss, batch, capture=False)
+
+    def _captured(self, batch: tuple[Tensor, Tensor]) -> Step:
+        """Steps from graphs for batches shaped like this one; others are taken without."""
+        shapes = [part.shape for part in batch]
+        replayed = self.method.bind(self._loss, batch, capture=True)
+        plain = self.method.bind(self._loss, batch, capture=False)
+
+        def take(inputs: Tensor, targets: Tensor) -> Tensor:
+            fits = [inputs.shape, targets.shape] == shapes
+            return (replayed if fits else plain)(inputs, targets)
+
+        return take
 
     # ---- one gradient -------------------------------------------------------------------------
 
