@@ -17,26 +17,34 @@ def default_folder(name: str, scale: str) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Delete the records, figures and report of a plan, and nothing else that lies there."""
-    if (folder / "tuning" / "plan.json").exists():  # also if nothing came after it
-        try:
+    """Delete a plan's records, figures and report, its tuning's too, and nothing else there."""
+    for place in (folder / "tuning", folder):  # the first also if nothing came after it
+        _clear(place)
+    _delete_empty([folder / "tuning"])
+
+
+def _clear(folder: Path) -> None:
+    try:
         plan = read_plan(folder)
     except RecordError:
         return
-    for run in plan["runs"]:
-        place = run_folder(folder, run["method"], run["seed"])
+    places = [run_folder(folder, run["method"], run["seed"]) for run in plan["runs"]]
+    for place in places:
         for pattern in ("records.jsonl", "checkpoint.*", "events.out.tfevents.*"):
             _delete(place.glob(pattern))
-    _delete((folder / "figures").glob("study-*.*"))
-    _delete((folder / "figures").glob(f"{plan['name']}.*"))
+    drawn = ["study-*.*"] + ([f"{plan['name']}.*"] if plan["kind"] == "experiment" else [])
+    for pattern in drawn:
+        _delete((folder / "figures").glob(pattern))
     _delete([folder / "report.html", folder / "plan.json"])
-    emptied = {run_folder(folder, run["method"], run["seed"]) for run in plan["runs"]}
-    emptied |= {folder / name for name in ("figures", *plan["methods"])} | {folder / "tuning"}
-    for place in sorted(emptied, reverse=True):  # what is inside first
-        with contextlib.suppress(OSError):  # not empty: something of the user's
-            place.rmdir()
+    _delete_empty([*places, *(folder / method for method in plan["methods"]), folder / "figures"])
+
+
+def _delete_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # not empty: something of the user's, or never made
+            folder.rmdir()
 
 
 def _delete(paths: Iterable[Path]) -> None:
-    for path in paths:
+    for path in list(paths):
         path.unlink(missing_ok=True)

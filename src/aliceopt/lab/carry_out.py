@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -67,13 +68,15 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
     if how.workers is not None and how.workers < 1:
         raise PlanError(f"--workers must be a whole number >= 1, got {how.workers}")
     devices = _devices(how.device)
-    left = len(outstanding(plan, folder, resume=how.resume))
-    plan.document["command"] = shlex.join(["aliceopt", *sys.argv[1:]])
+    if how.tensorboard:
+        importlib.import_module("torch.utils.tensorboard")  # if missing, told before any run
+    todo = outstanding(plan, folder, resume=how.resume)
+    plan.document["command"] = _command()
     console = stdout_console()
     if title:
-        console.print(f"{title}: {left} runs", highlight=False)
+        console.print(f"{title}: {len(todo)} runs", highlight=False)
     try:
-        with Live(plan.document, console, already=len(plan.runs) - left) as live:
+        with Live(plan.document, console, [(run.method, run.seed) for run in todo]) as live:
             execute(
                 plan,
                 folder,
@@ -87,6 +90,12 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
         console.print("interrupted: what is finished is kept")
         return False
     return True
+
+
+def _command() -> str:
+    """The command as it would be given to an empty folder."""
+    again = ("--resume", "--overwrite")
+    return shlex.join(["aliceopt", *(word for word in sys.argv[1:] if word not in again)])
 
 
 def _devices(device: str) -> list[str]:
@@ -181,11 +190,11 @@ def print_plan(plan: Plan, tuning: Plan | None = None) -> None:
         cost = sum(run["gradients"] for run in runs)
         row = (method["label"], method["optimizer"], options)
         table.add_row(*row, str(len(runs)), str(runs[0]["steps"]), f"{cost:,}")
-    console.print(document["title"])
+    console.print(document["title"], markup=False)
     console.print(table)
     for key in ("problem", "training"):
         shown = ", ".join(f"{k}={v}" for k, v in document[key].items())
-        console.print(f"{key}: {shown}", highlight=False, soft_wrap=True)
+        console.print(f"{key}: {shown}", highlight=False, markup=False, soft_wrap=True)
     seeds = f"{len(document['seeds'])} seed" + "s" * (len(document["seeds"]) != 1)
     console.print(f"in all {len(plan.runs)} runs, {seeds}, {plan.gradients:,} gradient evaluations")
     if tuning is not None:

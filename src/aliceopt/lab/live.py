@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any
 
@@ -32,13 +33,19 @@ class _Metric(ProgressColumn):
 
 
 class Live:
-    """Shows a plan being carried out. Where the output is no terminal, only lines are printed."""
+    """Shows what is left of a plan being carried out, ``todo`` by method and seed.
 
-    def __init__(self, document: dict[str, Any], console: Console, already: int = 0):
+    Where the output is no terminal, only lines are printed.
+    """
+
+    def __init__(
+        self, document: dict[str, Any], console: Console, todo: Collection[tuple[str, int]]
+    ):
         self._console, self._metric = console, document["metric"]
         self._labels = {key: method["label"] for key, method in document["methods"].items()}
         self._expected = {(r["method"], r["seed"]): r["gradients"] for r in document["runs"]}
-        self._count, self._ended = len(document["runs"]), already
+        self._count = len(document["runs"])
+        self._ended = self._count - len(todo)
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -49,7 +56,7 @@ class Live:
             transient=True,
             disable=not console.is_terminal,
         )
-        left = sum(self._expected.values())
+        left = sum(self._expected[key] for key in todo)
         self._all = self._bars.add_task("all runs, in gradients", total=left, shown="")
         self._tasks: dict[tuple[str, int], TaskID] = {}
         self._done: dict[tuple[str, int], float] = {}

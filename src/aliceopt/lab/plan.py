@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from aliceopt.lab import data
-from aliceopt.lab.methods import make_method, planned
+from aliceopt.lab.methods import METHODS, make_method, planned
 from aliceopt.lab.problem import METRICS
 from aliceopt.lab.spec import Run, Schedule, Training
 
@@ -116,10 +116,10 @@ def plan_of(
     described: dict[str, Any] = {}
     runs: list[Run] = []
     for key, method in methods.items():
-        optimizer, options = method["optimizer"], _options(method, settings)
+        optimizer, options = _optimizer(key, method), _options(method, settings)
         _check_options(key, optimizer, options)
         training = _training(settings["train"], method, batches)
-        label = method.get("label") or label_of(options)
+        label = method.get("label") or (label_of(options) if optimizer == "alice" else key)
         described[key] = {
             "label": label,
             "family": "alice" if optimizer == "alice" else "baseline",
@@ -142,6 +142,12 @@ def plan_of(
         "paper": {key: m["paper"] for key, m in methods.items() if "paper" in m},
     }
     return Plan(document, runs)
+
+
+def _optimizer(key: str, method: Any) -> str:
+    if not isinstance(method, Mapping) or "optimizer" not in method:
+        raise PlanError(f"method {key} needs an optimizer, one of {', '.join(METHODS)}")
+    return str(method["optimizer"])
 
 
 def _check_options(key: str, optimizer: str, options: Mapping[str, Any]) -> None:

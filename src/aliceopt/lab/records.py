@@ -128,6 +128,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
         plan: dict[str, Any] = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise RecordError(f"{str(path)!r} is not JSON: {error}") from error
+    if not isinstance(plan, dict) or not {"kind", "name", "methods", "runs"} <= set(plan):
+        raise RecordError(f"{str(path)!r} is not a plan of aliceopt: choose another folder")
     return plan
 
 

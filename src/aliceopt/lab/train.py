@@ -77,7 +77,8 @@ def train(
     if saved is None:  # none that is left from another run may be taken for this one's
         (place / "checkpoint.pt").unlink(missing_ok=True)
     journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
-    with contextlib.closing(journal), _mirror(journal, place, tensorboard):
+    first = saved["step"] + 1 if saved else 0
+    with contextlib.closing(journal), _mirror(journal, place, first, tensorboard):
         try:
             return _Training(run, torch.device(device), journal, place, saved, report).go()
         except Exception as error:
@@ -114,6 +115,8 @@ class _Training:
         problem = build_problem(run.problem)
         self.problem = problem
         self.model: nn.Module = problem.model.to(device).train()
+        if isinstance(problem.loss, nn.Module):
+            problem.loss.to(device)  # it may hold the weights of classes
         self.data, self.validation = problem.train.to(device), problem.validation.to(device)
         self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
         self.step = 0
@@ -241,20 +244,27 @@ class _Training:
     def _fresh_statistics(self) -> Iterator[None]:
         """For a method that evaluates averaged weights: BatchNorm statistics of those weights.
 
-        The running statistics belong to the weights that are trained. A few training batches give
-        those of the average; afterwards all is as before.
+        The running statistics belong to the weights that are trained. The mean over a few training
+        batches gives those of the average; afterwards all is as before.
         """
-        normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
-        if not (self.method.averages and normed and self.step):
+        kind = nn.modules.batchnorm._BatchNorm
+        norms = [m for m in self.model.modules() if isinstance(m, kind) and m.track_running_stats]
+        if not (self.method.averages and norms and self.step):
             yield
             return
         guard, random = BufferGuard(self.model), RandomState([self.device])
-        with torch.no_grad():
-            for index in range(min(STATISTICS_BATCHES, len(self.data))):
-                self.model(self.data.batch(self.run.seed, 0, index)[0])
+        momenta = [norm.momentum for norm in norms]
         try:
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain mean, in which nothing of before is left
+            with torch.no_grad():
+                for index in range(min(STATISTICS_BATCHES, len(self.data))):
+                    self.model(self.data.batch(self.run.seed, 0, index)[0])
             yield
         finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
             guard.restore()
             random.restore()
 
@@ -359,14 +369,14 @@ def _now() -> str:
 
 
 @contextlib.contextmanager
-def _mirror(journal: Journal, place: Path, wanted: bool) -> Iterator[None]:
-    """Also write every number of the journal to TensorBoard."""
+def _mirror(journal: Journal, place: Path, first: int, wanted: bool) -> Iterator[None]:
+    """Also write every number of the journal to TensorBoard; older ones from ``first`` on hide."""
     if not wanted:
         yield
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(place))
+    writer = SummaryWriter(str(place), purge_step=first)
 
     def show(event: str, fields: dict[str, Any]) -> None:
         for name in ("loss", "lr", "metric", "accuracy", "perplexity"):

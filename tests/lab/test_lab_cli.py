@@ -1,0 +1,239 @@
+"""``aliceopt run``, ``table``, ``figure`` and ``list``, as a user types them."""
+
+import json
+import sys
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.cli.folders import clear
+from aliceopt.lab.data import generate
+from aliceopt.lab.plan import EXPERIMENTS, SCALES
+from aliceopt.lab.records import read_plan, read_runs
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path, monkeypatch):
+    """A machine without data, in an empty folder, on one thread."""
+    monkeypatch.setenv("ALICEOPT_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+def aliceopt(*arguments):
+    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
+
+
+def smoke(name, *more):
+    return aliceopt("run", name, "--scale", "smoke", "--workers", 1, "--device", "cpu", *more)
+
+
+def quick(*more):
+    """The quickest run there is: one seed of Adam, two steps."""
+    sets = ("--set", "train.steps=2", "--set", "train.validation_batches=1", "--seeds", 1)
+    return smoke("resnet18-methods", "--methods", "adam", *sets, *more)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_runs_from_nothing_to_its_report(name, tmp_path):
+    """`aliceopt run X --scale smoke`: records, table, figure, report, and the promised gradients.
+
+    Figure 1's measurements are promised too, but are no gradients of the training.
+    """
+    result = smoke(name)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "runs" / f"{name}-smoke"
+    plan, runs = read_plan(folder), read_runs(folder)
+    assert {run.status for run in runs} == {"finished"}
+    for run, promised in zip(runs, plan["runs"], strict=True):
+        law = run.config["training"]["power_law"]
+        measured = len(run.power_law) * (1 + 2 * law["directions"]) if law else 0
+        assert run.gradients + measured == promised["gradients"]
+        assert len(run.evaluations) == 4
+        assert "generated" in run.start["data"]
+    assert "generated" in result.output
+    assert "not comparable" in " ".join(result.output.split())
+    assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
+    assert "<html" in (folder / "report.html").read_text()[:300].lower()
+    assert f"report: runs/{name}-smoke/report.html" in result.output
+
+    result = aliceopt("table", name, "--scale", "smoke", "--json", tmp_path / "table.json")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "table.json").read_text())
+    drawn = tmp_path / "again.svg"
+    result = aliceopt("figure", name, "--scale", "smoke", "--out", drawn)
+    assert result.exit_code == 0, result.output
+    assert "<svg" in drawn.read_text()
+
+
+def test_the_list_has_every_experiment_and_scale():
+    """With a cost each."""
+    result = aliceopt("list")
+    assert result.exit_code == 0
+    for word in (*EXPERIMENTS, *SCALES):
+        assert word in result.output
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_nothing(tmp_path):
+    """Not even a folder; the cost is that of the plan: 6 steps of 6 and 10 gradients, 2 seeds."""
+    result = smoke("resnet18-methods", "--methods", "adam, alice", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "in all 4 runs, 2 seeds, 32 gradient evaluations" in result.output
+    assert "probe_radius=0.005" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_records_is_not_written_to_without_a_word(tmp_path):
+    """Refused; finished with --resume; begun anew with --overwrite."""
+    assert quick().exit_code == 0
+    place = tmp_path / "runs/resnet18-methods-smoke"
+    records = place / "adam/seed-0/records.jsonl"
+    before = records.read_text()
+    result = quick()
+    assert result.exit_code == 2
+    assert "already holds records of 1 runs: --resume" in result.output
+    assert records.read_text() == before
+    assert quick("--resume").exit_code == 0
+    assert records.read_text() == before
+    result = quick("--resume", "--set", "methods.adam.lr=0.5")
+    assert result.exit_code == 2
+    assert "made with other settings (options)" in result.output
+    (place / "adam/notes.txt").write_text("mine")
+    result = quick("--overwrite", "--set", "methods.adam.lr=0.5")
+    assert result.exit_code == 0
+    assert read_runs(place)[0].config["options"]["lr"] == 0.5
+    assert (place / "adam/notes.txt").read_text() == "mine"
+
+
+def test_overwriting_deletes_what_the_plan_names_and_nothing_else(tmp_path):
+    """Files of the user's stay, also inside our folders; without a plan nothing is deleted."""
+    assert quick("--out", tmp_path / "out").exit_code == 0
+    out = tmp_path / "out"
+    mine = [out / "notes.txt", out / "figures/own.png", out / "other/seed-0/records.jsonl"]
+    mine += [out / "adam/seed-0/thoughts.md"]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    data = sorted((out / "data").rglob("*"))
+    clear(out)
+    assert all(path.read_text() == "mine" for path in mine)
+    assert sorted((out / "data").rglob("*")) == data
+    assert not (out / "plan.json").exists()
+    assert not (out / "report.html").exists()
+    assert not (out / "adam/seed-0/records.jsonl").exists()
+    assert not (out / "figures/resnet18-methods.png").exists()
+    clear(out)
+    clear(tmp_path / "nowhere")
+    assert (out / "notes.txt").exists()
+
+
+def test_somebody_elses_plan_is_left_alone(tmp_path):
+    """A plan.json that is not ours is neither deleted nor written over."""
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out/plan.json"
+    path.write_text('{"name": "a holiday"}')
+    for more in ((), ("--resume",), ("--overwrite",)):
+        result = quick("--out", tmp_path / "out", *more)
+        assert result.exit_code == 2
+        assert "is not a plan of aliceopt: choose another" in result.stderr
+        assert path.read_text() == '{"name": "a holiday"}'
+
+
+def test_overwriting_leaves_no_empty_folders(tmp_path):
+    """Only the generated data, which is used again."""
+    out = tmp_path / "out"
+    assert quick("--out", out, "--tensorboard").exit_code == 0
+    assert list((out / "adam/seed-0").glob("events.out.tfevents*"))
+    clear(out)
+    assert [path.name for path in out.iterdir()] == ["data"]
+
+
+def test_given_data_is_used_and_checked_before_anything_runs(tmp_path):
+    """A truncated file is refused by name and reason, and no run begins."""
+    sets = generate.write("cifar10", tmp_path / "sets", size=100)
+    assert quick("--data", sets).exit_code == 0
+    path = sets / "cifar-10-batches-bin/data_batch_2.bin"
+    path.write_bytes(path.read_bytes()[:-5])
+    result = quick("--data", sets, "--out", tmp_path / "other")
+    assert result.exit_code == 2
+    assert "data_batch_2.bin" in result.output
+    assert "truncated" in result.output
+    assert not (tmp_path / "other").exists()
+
+
+def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path):
+    """At lab scale nothing is generated."""
+    result = aliceopt("run", "resnet18-methods", "--device", "cpu")
+    assert result.exit_code == 2
+    assert str(tmp_path / "none") in result.output
+    assert "aliceopt data get cifar10" in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "resnet"), "no experiment 'resnet'"),
+        (("run", "tt-limit", "--scale", "huge"), "scale must be one of paper, lab, smoke"),
+        (("run", "tt-limit", "--scale", "smoke", "--set", "x=1"), "there is no 'x'"),
+        (("run", "tt-limit", "--scale", "smoke", "--methods", "x"), "no method 'x'"),
+        (("run", "tt-limit", "--scale", "smoke", "--methods", ","), "--methods names none"),
+        (("run", "tt-limit", "--scale", "smoke", "--data", "nowhere"), "no folder 'nowhere'"),
+        (("run", "tt-limit", "--scale", "smoke", "--device", "tpu"), "--device must be auto"),
+        (("run", "tt-limit", "--scale", "smoke", "--device", "cuda:99"), "CUDA devices here"),
+        (("run", "tt-limit", "--scale", "smoke", "--workers", "0"), "--workers must be"),
+        (("run", "tt-limit", "--scale", "smoke", "--seeds", "0"), "seeds must be"),
+        (("table", "tt-limit"), "no records in 'runs/tt-limit-lab'"),
+        (("table", "tt"), "no experiment 'tt'"),
+        (("figure", "tt-limit"), "no records in 'runs/tt-limit-lab'"),
+        (("figure", "tt"), "there is no figure 'tt'"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_sentence(arguments, said):
+    """On standard error, exit status 2, no traceback."""
+    result = aliceopt(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("aliceopt: ")
+
+
+def test_a_run_that_fails_is_told_and_the_exit_status_says_so(monkeypatch):
+    """Brackets in the text of an error are only text."""
+    monkeypatch.setattr(
+        "aliceopt.lab.train.build_problem",
+        lambda config: (_ for _ in ()).throw(RuntimeError("no [/room] left")),
+    )
+    result = quick()
+    assert result.exit_code == 1, result.output
+    assert "failed: RuntimeError: no [/room] left" in result.output
+    assert "not finished: Adam seed 0 (failed); the same command with --resume" in result.output
+
+
+def test_an_interrupt_before_anything_finished_is_still_clean(monkeypatch, tmp_path):
+    """Exit 130 and the missing runs named; there is nothing yet to make a report of."""
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aliceopt.lab.pool.train", interrupted)
+    result = quick()
+    assert result.exit_code == 130, result.output
+    assert "not finished: Adam seed 0 (missing)" in result.output
+    assert "report:" not in result.output
+    assert not (tmp_path / "runs/resnet18-methods-smoke/report.html").exists()
+
+
+def test_tensorboard_that_is_not_there_is_told_before_anything_runs(monkeypatch, tmp_path):
+    """With what to install."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    result = quick("--tensorboard")
+    assert result.exit_code == 2
+    assert 'pip install "aliceopt[lab]"' in result.stderr
+    assert not (tmp_path / "runs/resnet18-methods-smoke/plan.json").exists()

@@ -1,0 +1,284 @@
+"""Plans: the paper's numbers, a user's changes, and what a plan promises."""
+
+import pytest
+
+from aliceopt.lab.methods import METHODS
+from aliceopt.lab.plan import EXPERIMENTS, SCALES, PlanError, experiment_plan, settings_of
+from aliceopt.lab.spec import Run
+
+
+@pytest.fixture(autouse=True)
+def no_data(tmp_path, monkeypatch):
+    """No plan may depend on what lies on this machine."""
+    monkeypatch.setenv("ALICEOPT_DATA", str(tmp_path / "none"))
+
+
+# ---- the paper ---------------------------------------------------------------------------------
+
+# Typed anew from the paper: common values, then cells min / median / max.
+COMMON = {
+    "resnet18-powerlaw": {"radius": 0.002, "q": 0, "limit": "adam", "seeds": None, "batch": 100},
+    "resnet18-naq": {"radius": 0.005, "q": 0, "limit": "fixed", "seeds": 10, "batch": 100},
+    "vit-naq": {"radius": 0.005, "q": 3, "limit": "adam", "seeds": 5, "batch": None},
+    "tt-limit": {"radius": 0.001, "q": 3, "limit": "adam", "seeds": 10, "batch": 60},
+    "resnet18-methods": {"radius": 0.005, "q": 3, "limit": "adam", "seeds": 30, "batch": 100},
+    "tt-methods": {"radius": 2.5e-4, "q": 1, "limit": "adam", "seeds": 5, "batch": 60},
+}
+STEPS = {
+    "resnet18-powerlaw": 40 * 500,
+    "resnet18-naq": 60 * 500,
+    "vit-naq": 4 * (1_281_167 // 256),
+    "tt-limit": 50_000,
+    "resnet18-methods": 90 * 500,
+    "tt-methods": 200_000,
+}
+# (experiment, phi, lr, terms) of Alice; the paper's cell.
+CELLS = {
+    ("resnet18-powerlaw", 0.1, 0.002, "glass+abs"): None,
+    ("resnet18-naq", 1.0, 0.005, "glass"): (90.6, 91.2, 91.5),
+    ("resnet18-naq", 1.0, 0.005, "abs"): (89.7, 90.1, 90.8),
+    ("resnet18-naq", 1.0, 0.005, "glass+abs"): (91.0, 91.8, 92.7),
+    ("resnet18-naq", 1.0, 0.005, "rms"): (90.5, 90.8, 91.2),
+    ("resnet18-naq", 0.1, 0.005, "glass"): (92.1, 92.6, 92.7),
+    ("resnet18-naq", 0.1, 0.005, "abs"): (91.8, 91.9, 92.1),
+    ("resnet18-naq", 0.1, 0.005, "glass+abs"): (92.1, 92.4, 92.8),
+    ("resnet18-naq", 0.1, 0.005, "rms"): (91.8, 92.3, 92.7),
+    ("vit-naq", 1.0, 0.01, "glass"): (4.49, 4.49, 4.55),
+    ("vit-naq", 1.0, 0.01, "abs"): (4.45, 4.49, 4.73),
+    ("vit-naq", 1.0, 0.01, "glass+abs"): (4.41, 4.48, 4.48),
+    ("vit-naq", 1.0, 0.01, "rms"): (4.46, 4.47, 4.65),
+    ("vit-naq", 0.1, 0.01, "glass"): (4.08, 4.09, 4.12),
+    ("vit-naq", 0.1, 0.01, "abs"): (4.13, 4.13, 4.14),
+    ("vit-naq", 0.1, 0.01, "glass+abs"): (4.05, 4.07, 4.11),
+    ("vit-naq", 0.1, 0.01, "rms"): (4.14, 4.15, 4.15),
+    ("tt-limit", 0.1, 1e-3, "glass"): (40.4, 43.2, 49.1),
+    ("tt-limit", 0.1, 1e-3, "abs"): (38.6, 43.7, 47.1),
+    ("tt-limit", 0.1, 1e-3, "glass+abs"): (39.8, 45.1, 48.2),
+    ("tt-limit", 0.1, 1e-3, "rms"): (39.4, 42.9, 51.2),
+    ("tt-limit", 0.1, 2.5e-3, "glass"): (28.8, 33.6, 35.8),
+    ("tt-limit", 0.1, 2.5e-3, "abs"): (30.0, 32.5, 36.8),
+    ("tt-limit", 0.1, 2.5e-3, "glass+abs"): (31.0, 34.8, 39.1),
+    ("tt-limit", 0.1, 2.5e-3, "rms"): (28.9, 33.7, 39.9),
+    ("resnet18-methods", 0.1, 0.01, "glass+abs"): (93.50, 93.76, 93.96),
+    ("tt-methods", 1.0, 3.75e-4, "glass"): (21.07, 23.43, 24.95),
+    ("tt-methods", 1.0, 3.75e-4, "abs"): (18.66, 21.50, 23.74),
+}
+# (experiment, optimizer): learning rate and cell. SGD-M's rate is that of the authors' scripts.
+BASELINES = {
+    ("resnet18-methods", "adam"): (1e-3, (93.23, 93.41, 93.73)),
+    ("resnet18-methods", "sgd"): (0.1, (92.65, 93.19, 93.75)),
+    ("resnet18-methods", "adahessian"): (0.15, (78.41, 90.25, 91.50)),
+    ("tt-methods", "adam"): (None, (20.84, 21.83, 21.86)),
+    ("tt-methods", "adahessian"): (None, (22.12, 24.23, 25.79)),
+}
+
+
+def phi(options):
+    """The step fraction of Alice's options: (1 - beta1) lookahead for NAQ."""
+    return 1.0 if options["step"] == "full" else (1 - options["betas"][0]) * options["lookahead"]
+
+
+def test_there_are_the_papers_six():
+    """And nothing else in the folder of experiments."""
+    assert set(EXPERIMENTS) == set(COMMON)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_papers_settings_are_the_papers(name):
+    """Steps, seeds, batch, radius, limit, quick steps, betas, eps and lower bound."""
+    plan, paper = experiment_plan(name, "paper", read=False), COMMON[name]
+    assert {run.training.steps for run in plan.runs} == {STEPS[name]}
+    if paper["seeds"]:
+        assert plan.document["seeds"] == list(range(paper["seeds"]))
+    if paper["batch"]:
+        assert plan.document["problem"]["batch_size"] == paper["batch"]
+    for method in plan.document["methods"].values():
+        if method["optimizer"] == "alice":
+            options = method["options"]
+            assert options["probe_radius"] == paper["radius"]
+            assert options["quick_steps"] == paper["q"]
+            assert options["limit"] == paper["limit"]
+            assert options["betas"] == [0.9, 0.999]
+            assert (options["eps"], options["lr_min"], options["lookahead"]) == (1e-8, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_cell_of_the_paper_has_its_method(name):
+    """Step fraction, learning rate and terms, with the triple beside it; no other has one."""
+    document = experiment_plan(name, "paper", read=False).document
+    found = {}
+    for key, method in document["methods"].items():
+        options, cell = method["options"], document["paper"].get(key)
+        if method["optimizer"] == "alice" and (cell is not None or name == "resnet18-powerlaw"):
+            where = (name, round(phi(options), 9), options["lr"], options["terms"])
+            found[where] = None if cell is None else tuple(cell)
+        elif method["optimizer"] != "alice":
+            rate, wanted = BASELINES[name, method["optimizer"]]
+            assert tuple(cell) == wanted
+            assert rate is None or options["lr"] == rate
+    assert found == {key: cell for key, cell in CELLS.items() if key[0] == name}
+
+
+def test_the_papers_networks_and_data():
+    """What the text says of each; its last block's radius is measured against twice as far."""
+    about = {name: settings_of(name, "paper") for name in EXPERIMENTS}
+    for name in ("resnet18-powerlaw", "resnet18-naq", "resnet18-methods"):
+        assert about[name]["data"] == {"name": "cifar10", "augment": True}
+        assert about[name]["metric"] == "accuracy"
+    assert about["vit-naq"]["data"]["name"] == "imagenet64"
+    assert about["vit-naq"]["model"]["layers"] == 8
+    for name in ("tt-limit", "tt-methods"):
+        assert about[name]["data"]["name"] == "wikitext-103"
+        assert about[name]["metric"] == "perplexity"
+    assert about["resnet18-powerlaw"]["train"]["power_law"]["radius"] == 0.002
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_resolves_at_every_scale(name, scale):
+    """Every run whole, with known optimizers; methods and settings of Alice are the paper's."""
+    plan = experiment_plan(name, scale, read=False)
+    document, paper = plan.document, experiment_plan(name, "paper", read=False).document
+    assert len(plan.runs) == len(document["methods"]) * len(document["seeds"])
+    assert document["methods"] == paper["methods"]
+    assert {run.optimizer for run in plan.runs} <= set(METHODS)
+    assert all(Run.from_dict(run.as_dict()) == run for run in plan.runs)
+    assert [run.seed for run in plan.runs] == sorted(run.seed for run in plan.runs)
+    assert plan.gradients == sum(r["gradients"] for r in document["runs"]) > 0
+    assert plan.gradients <= experiment_plan(name, "paper", read=False).gradients
+
+
+def test_only_some_of_the_methods_in_the_order_asked_for():
+    """An unknown name is answered with the nearest."""
+    plan = experiment_plan("resnet18-methods", "smoke", methods=["alice", "adam"], read=False)
+    assert list(plan.document["methods"]) == ["alice", "adam"]
+    with pytest.raises(PlanError, match="no method 'adm': did you mean 'adam'"):
+        experiment_plan("resnet18-methods", "smoke", methods=["adm"], read=False)
+    with pytest.raises(PlanError, match="--methods names none; there is adam"):
+        experiment_plan("resnet18-methods", "smoke", methods=[], read=False)
+
+
+# ---- a user's changes --------------------------------------------------------------------------
+
+
+def changed(*sets, name="resnet18-methods", scale="smoke", **more):
+    return experiment_plan(name, scale, sets=sets, read=False, **more)
+
+
+def test_values_are_toml_or_words():
+    """Numbers, lists, tables, switches, quoted and bare words."""
+    plan = changed(
+        "train.precision=bf16",
+        'train.schedule.shape="cosine"',
+        "train.schedule.warmup = 0.25",
+        "alice.betas=[0.8, 0.99]",
+        "train.telemetry=false",
+        "train.power_law={radius = 0.5}",
+        "methods.adam.lr=3e-4",
+        "methods.adam.weight_decay=0.1",
+        "model.width=8",
+        "seeds=[3, 5]",
+    )
+    training = plan.runs[0].training
+    assert training.precision == "bf16"
+    assert (training.schedule.shape, training.schedule.warmup) == ("cosine", 0.25)
+    assert training.telemetry is False
+    assert training.power_law == {"radius": 0.5}
+    methods = plan.document["methods"]
+    assert methods["alice"]["options"]["betas"] == [0.8, 0.99]
+    assert (methods["adam"]["options"]["lr"], methods["sgd-m"]["options"]["lr"]) == (3e-4, 0.1)
+    assert methods["adam"]["options"]["weight_decay"] == 0.1
+    assert plan.document["problem"]["model"]["width"] == 8
+    assert [run.seed for run in plan.runs[::6]] == [3, 5]
+
+
+def test_a_method_may_be_added():
+    """Named after its key; Alice's is named after what it does."""
+    adam = "methods.slow={optimizer = 'adam', lr = 1e-5}"
+    alice = "methods.sharp={optimizer = 'alice', terms = 'rms'}"
+    methods = changed(adam, alice).document["methods"]
+    assert methods["slow"]["label"] == "slow"
+    assert methods["sharp"]["label"] == "Alice, rms, NAQ"
+    assert methods["sharp"]["options"]["lr"] == 0.01
+
+
+def test_the_last_change_wins_and_seeds_have_their_own_option():
+    """In the order of the command line."""
+    assert changed("alice.lr=1", "alice.lr=2").document["methods"]["alice"]["options"]["lr"] == 2
+    assert changed("seeds=5", seeds=1).document["seeds"] == [0]
+
+
+def test_steps_and_epochs_replace_each_other():
+    """Whichever was said last; half an epoch is half the batches."""
+    assert changed("train.steps=17").runs[0].training.steps == 17
+    assert changed("train.steps=17", scale="paper").runs[0].training.steps == 17
+    assert changed("train.epochs=2", scale="paper").runs[0].training.steps == 1000
+    assert changed("train.steps=9", "train.epochs=0.5", scale="lab").runs[0].training.steps == 250
+    assert changed("train.epochs=1e-9").runs[0].training.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.epochs", "--set takes key=value, like train.epochs=10; got 'train.epochs'"),
+        ("=5", "--set takes key=value"),
+        ("train..epochs=5", "--set takes key=value"),
+        ("train.epoch=5", "there is no 'train.epoch': did you mean 'epochs'?"),
+        ("trian.epochs=5", "there is no 'trian': did you mean 'train'?"),
+        ("train.schedule.shap=cosine", "there is no 'train.schedule.shap': did you mean 'shape'?"),
+        ("seed=5", "there is no 'seed': did you mean 'seeds'?"),
+        ("methods.adma.lr=5", "there is no 'adma': did you mean 'adam'?"),
+        ("alice.speed=5", "method alice: optimizer 'alice' has no option 'speed'"),
+        ("alice.lr=-1", "method alice: .*-1"),
+        ("alice.lr=fast", "method alice: .*'fast'"),
+        ("alice.limit=cubic", "method alice: .*'cubic'"),
+        ("alice.quick_steps=-1", "quick_steps.*-1"),
+        ("methods.alice.terms=mirror", "method alice: terms must be one of .*'mirror'"),
+        ("methods.adam.lr=-1", "method adam: .*-1"),
+        ("methods.adam.betas=0.9", "method adam: "),
+        ("methods.new={lr = 1}", "method new needs an optimizer, one of alice, adam"),
+        ("methods.new=5", "method new needs an optimizer"),
+        ("methods.new={optimizer = 'lion'}", "method new: optimizer must be one of .*'lion'"),
+        ("train.steps=0", "steps must be a whole number >= 1, got 0"),
+        ("train.steps=many", "steps must be a whole number >= 1, got 'many'"),
+        ("train.epochs=0", "train.epochs must be a number > 0, got 0"),
+        ("train.epochs=inf", "train.epochs must be a number > 0, got inf"),
+        ("train.epochs=nan", "train.epochs must be a number > 0, got nan"),
+        ("train.batch_size=0", "train.batch_size must be a whole number >= 1, got 0"),
+        ("train.precision=fp8", "precision must be one of .*'fp8'"),
+        ("train.schedule=cosine", "is a table"),
+        ("train.schedule.drops=0.5", "train: "),
+        ("train.schedule.warmup=long", "train: "),
+        ("train.power_law=0.1", "power_law is a table with a radius"),
+        ("train=5", "'train' is a table"),
+        ("seeds=0", "seeds must be a whole number from 1 to 10000, got 0"),
+        ("seeds=[1, 1]", "different whole numbers"),
+        ("seeds=[-1]", "different whole numbers >= 0"),
+        ("seeds=[]", "different whole numbers"),
+        ("metric=f1", "metric must be one of loss, accuracy, perplexity; got 'f1'"),
+    ],
+)
+def test_a_bad_change_is_refused_before_anything_runs(change, said):
+    """With the key, the value, and the nearest right name."""
+    with pytest.raises(PlanError, match=said.replace("?", r"\?")):
+        changed(change)
+
+
+def test_data_options_that_do_not_exist_are_refused(tmp_path):
+    """Where the data is read."""
+    with pytest.raises(PlanError, match=r"data: .*lenght"):
+        experiment_plan("tt-limit", "smoke", sets=["data.lenght=5"])
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "said"),
+    [
+        ("resnet18-method", "lab", "no experiment 'resnet18-method': did you mean"),
+        ("common", "lab", "no experiment 'common'"),
+        ("tt-limit", "big", "scale must be one of paper, lab, smoke; got 'big'"),
+    ],
+)
+def test_unknown_experiments_and_scales_are_refused(name, scale, said):
+    """With the nearest right name, or all of them."""
+    with pytest.raises(PlanError, match=said):
+        experiment_plan(name, scale, read=False)

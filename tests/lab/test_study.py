@@ -1,0 +1,367 @@
+"""``aliceopt study``: the grid, its learning rates, its budget, and problems of the user's own."""
+
+import itertools
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+pytest.importorskip("sklearn")
+
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.cli.folders import clear
+from aliceopt.lab.plan import PlanError
+from aliceopt.lab.problem import ProblemError
+from aliceopt.lab.records import Journal, read_plan, read_runs, run_folder
+from aliceopt.lab.study import (
+    BASELINES,
+    GRID_TERMS,
+    TUNING_SEED,
+    rates_around,
+    study_folder,
+    study_plan,
+    tuned,
+)
+from lab_cases import all_events, write_problem
+
+TINY = {"terms": ["none", "glass"], "steps": ["naq"], "baselines": ["adam"], "epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+def aliceopt(*arguments):
+    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
+
+
+def tiny(*more):
+    grid = ("--terms", "none,glass", "--steps", "naq", "--baselines", "adam")
+    size = ("--seeds", 2, "--epochs", 1, "--workers", 1, "--device", "cpu")
+    return aliceopt("study", *grid, *size, *more)
+
+
+# ---- through to the report ---------------------------------------------------------------------
+
+
+def test_a_tiny_study_goes_through_to_its_report(tmp_path):
+    """Two rates a method, then two seeds at the better one: table, finding, figures, report."""
+    result = tiny("--tune", 2)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "runs/study-digits"
+    tuning, plan = read_plan(folder / "tuning"), read_plan(folder)
+    assert len(tuning["runs"]) == 6
+    assert {run["seed"] for run in tuning["runs"]} == {TUNING_SEED}
+    assert TUNING_SEED not in plan["seeds"]
+    assert {run.status for run in read_runs(folder)} == {"finished"}
+    assert [run.method for run in read_runs(folder)] == ["naq-none", "naq-glass", "adam"] * 2
+    ends = {run.method: run.final for run in read_runs(folder / "tuning")}
+    for key, chosen in plan["tuned"]["chosen"].items():
+        finals = [ends[f"{key}-rate-{i}"] for i in range(2)]
+        assert chosen["lr"] == chosen["tried"][finals.index(min(finals))]
+        assert plan["methods"][key]["options"]["lr"] == chosen["lr"]
+    for run, promised in zip(read_runs(folder), plan["runs"], strict=True):
+        assert run.gradients == promised["gradients"]
+    page = (folder / "report.html").read_text()
+    assert "Adam" in page
+    assert "report: runs/study-digits/report.html" in result.output
+    again = tiny("--tune", 2)
+    assert again.exit_code == 2
+    assert "already holds records" in again.output
+    kept = all_events(folder)
+    assert tiny("--tune", 2, "--resume").exit_code == 0
+    assert all_events(folder) == kept
+    clear(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_all_methods_of_a_seed_start_alike_and_see_the_same_batches(tmp_path):
+    """The first evaluation, before any step, is one number a seed."""
+    assert tiny("--tune", 1).exit_code == 0
+    starts = {}
+    for run in read_runs(tmp_path / "runs/study-digits"):
+        starts.setdefault(run.seed, set()).add(run.evaluations[0]["loss"])
+    assert [len(values) for values in starts.values()] == [1, 1]
+    assert starts[0] != starts[1]
+
+
+def test_the_template_goes_through_as_it_is(tmp_path):
+    """new-problem, then study --problem FILE:problem; the report is under the file's name."""
+    assert aliceopt("new-problem", "my_problem.py").exit_code == 0
+    result = tiny("--problem", "my_problem.py:problem", "--tune", 1)
+    assert result.exit_code == 0, result.output
+    plan = read_plan(tmp_path / "runs/study-my_problem")
+    assert (plan["metric"], plan["better"]) == ("accuracy", "higher")
+    assert plan["training"]["batches"] == 1024 // 64
+    refused = aliceopt("new-problem", "my_problem.py")
+    assert refused.exit_code == 2
+    assert "exists already" in refused.output
+
+
+def test_a_problem_that_returns_the_wrong_thing_is_told_what_is_missing(tmp_path):
+    """Before anything runs, in one sentence."""
+    (tmp_path / "half.py").write_text(
+        "import torch\ndef problem():\n    return {'model': torch.nn.Linear(2, 2)}\n"
+    )
+    result = tiny("--problem", "half.py:problem")
+    assert result.exit_code == 2
+    assert "half.py:problem: returned a dictionary; missing: loss, train, validation" in (
+        result.stderr
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_batch_size_of_the_plan_is_that_of_the_problem(tmp_path):
+    """Every report states it."""
+    file = write_problem(tmp_path)
+    plan = study_plan(f"{file}:problem", tune=1, **TINY).final
+    assert plan.document["training"]["batch_size"] == 8
+    assert plan.document["training"]["batches"] == 5
+
+
+def test_an_interrupted_tuning_can_be_overwritten(tmp_path, monkeypatch):
+    """Though there is no plan of the study yet; exit 130, and no report is promised."""
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aliceopt.lab.pool.train", interrupted)
+        result = tiny("--tune", 2)
+    assert result.exit_code == 130, result.output
+    assert "not finished" in result.output
+    assert "report:" not in result.output
+    folder = tmp_path / "runs/study-digits/tuning"
+    journal = Journal(run_folder(folder, "adam-rate-0", TUNING_SEED) / "records.jsonl")
+    journal.write("start", config={}, run={})
+    journal.close()
+    assert "already holds" in tiny("--tune", 2).output
+    clear(tmp_path / "runs/study-digits")
+    assert not folder.exists()
+
+
+def test_a_study_interrupted_after_its_tuning_is_still_clean(tmp_path, monkeypatch):
+    """Nothing of the study has begun: exit 130, what is missing is named."""
+    from aliceopt.lab import pool
+
+    real = pool.train
+
+    def interrupted(run, *arguments, **options):
+        if run.seed != TUNING_SEED:
+            raise KeyboardInterrupt
+        return real(run, *arguments, **options)
+
+    monkeypatch.setattr(pool, "train", interrupted)
+    result = tiny("--tune", 2)
+    assert result.exit_code == 130, result.output
+    assert "not finished" in result.output
+
+
+# ---- the grid ----------------------------------------------------------------------------------
+
+
+def test_the_default_is_every_term_with_every_step_and_every_baseline():
+    """Six terms, two steps, seven baselines."""
+    assert GRID_TERMS == ("none", "glass", "abs", "glass+abs", "rms", "signed")
+    assert BASELINES == (
+        "adam", "adamw", "sgd-m", "nesterov", "adahessian", "schedule-free", "muon"
+    )  # fmt: skip
+    methods = study_plan().final.document["methods"]
+    alice = [(m["terms"], m["step"]) for m in methods.values() if m["family"] == "alice"]
+    assert sorted(alice) == sorted((t, s) for t in GRID_TERMS for s in ("naq", "full"))
+    assert [key for key, m in methods.items() if m["family"] == "baseline"] == list(BASELINES)
+
+
+def test_baselines_may_be_left_out_and_terms_too():
+    """Not both."""
+    assert set(study_plan(baselines=[], terms=["rms"]).methods) == {"naq-rms", "full-rms"}
+    assert set(study_plan(terms=[], baselines=["adam"]).methods) == {"adam"}
+    with pytest.raises(PlanError, match="nothing to compare"):
+        study_plan(terms=[], baselines=[])
+
+
+def test_muon_is_left_out_where_no_parameter_is_a_matrix(tmp_path):
+    """Unless it was asked for: then that is told."""
+    path = tmp_path / "kernels.py"
+    path.write_text(
+        "import torch\n"
+        "def problem():\n"
+        "    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten())\n"
+        "    data = torch.randn(8, 1, 3, 3), torch.zeros(8, dtype=torch.long)\n"
+        "    return model, torch.nn.functional.cross_entropy, data, data\n"
+    )
+    assert "muon" not in study_plan(f"{path}:problem").methods
+    with pytest.raises(ProblemError, match="Muon needs parameters that are matrices"):
+        study_plan(f"{path}:problem", baselines=["muon"])
+
+
+@pytest.mark.parametrize("quick_steps", [0, 1, 3])
+@pytest.mark.parametrize("epochs", [1, 3, 8])
+def test_an_equal_budget_is_equal_within_one_step(quick_steps, epochs):
+    """Totals differ by less than the gradients of one full step, three."""
+    study = study_plan(
+        terms=["none", "glass"],
+        baselines=["adam", "adahessian"],
+        quick_steps=quick_steps,
+        epochs=epochs,
+        budget="gradients",
+    )
+    totals = {run["method"]: run["gradients"] for run in study.final.document["runs"]}
+    assert len(totals) == 6
+    assert all(abs(total - totals["adam"]) <= 3 for total in totals.values())
+    assert totals["adam"] == epochs * study.batches
+
+
+def test_an_equal_number_of_steps_is_the_default():
+    """Whatever they cost."""
+    steps = {run["steps"] for run in study_plan(epochs=2).final.document["runs"]}
+    assert len(steps) == 1
+
+
+def test_a_method_may_have_a_schedule_of_its_own():
+    """Schedule-free keeps its rate, all others follow the cosine; the warm-up is everyone's."""
+    runs = {run.method: run.training for run in study_plan().final.runs}
+    shapes = {method: training.schedule.shape for method, training in runs.items()}
+    assert shapes.pop("schedule-free") == "constant"
+    assert set(shapes.values()) == {"cosine"}
+    assert len({training.schedule.warmup for training in runs.values()}) == 1
+
+
+def test_rates_follow_what_bounds_the_steps():
+    """One rate given is that of NAQ; full steps, which go ten times as far, get a tenth."""
+    methods = study_plan(lr=0.5, limit="adam", terms=["rms"]).final.document["methods"]
+    assert methods["naq-rms"]["options"]["lr"] == 0.5
+    assert methods["full-rms"]["options"]["lr"] == pytest.approx(0.05)
+    assert methods["naq-rms"]["options"]["limit"] == "adam"
+    assert "limit" not in methods["adam"]["options"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": "seconds"}, "--budget must be steps or gradients, got 'seconds'"),
+        ({"limit": "none"}, "--limit must be .* got 'none'"),
+        ({"tune": 0}, "--tune must be a whole number from 1 to 9, got 0"),
+        ({"tune": 10}, "--tune .* got 10"),
+        ({"terms": ["glas"]}, "no term 'glas': did you mean 'glass'"),
+        ({"steps": ["half"]}, "no step 'half'"),
+        ({"baselines": ["adamx"]}, "no baseline 'adamx': did you mean 'adam"),
+        ({"seeds": 0}, "seeds must be .* got 0"),
+        ({"epochs": 0}, "epochs must be .* got 0"),
+        ({"epochs": float("inf")}, "epochs must be .* got inf"),
+        ({"epochs": float("nan")}, "epochs must be .* got nan"),
+        ({"quick_steps": -1}, "quick_steps.*-1"),
+        ({"quick_steps": -1, "budget": "gradients"}, "quick_steps.*-1"),
+        ({"lr": -0.1}, "-0.1"),
+        ({"lr": float("nan")}, "nan"),
+        ({"problem": "nothing"}, "--problem must be"),
+    ],
+)
+def test_bad_options_are_refused_by_name_and_value(options, said):
+    """While the plan is made."""
+    with pytest.raises(ValueError, match=said):
+        study_plan(**options).final  # noqa: B018
+
+
+def test_the_command_refuses_in_one_sentence():
+    """Exit 2, no traceback."""
+    for arguments in (("--budget", "time"), ("--terms", "glas"), ("--quick-steps", -2)):
+        result = aliceopt("study", *arguments)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("aliceopt: ")
+        assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
+    """Two rates of three methods, then two seeds of each."""
+    result = tiny("--tune", 2, "--dry-run")
+    assert result.exit_code == 0
+    assert "in all 6 runs, 2 seeds" in result.output
+    assert "tuning of learning rates: 6 runs" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        (None, "study-digits"),
+        ("mine.py:problem", "study-mine"),
+        ("/some/where/mine.py:f", "study-mine"),
+        ("package.module:f", "study-package.module"),
+    ],
+)
+def test_a_study_has_a_folder_of_its_own(problem, name):
+    """Named after the file or module."""
+    assert study_folder(problem).name == name
+
+
+# ---- learning rates ----------------------------------------------------------------------------
+
+
+def test_rates_are_half_a_decade_apart_around_the_middle():
+    """Two of them multiply to ten; the middle one is exactly the usual."""
+    assert rates_around(0.02, 1) == [0.02]
+    rates = rates_around(0.02, 5)
+    assert rates[2] == 0.02
+    assert [b / a for a, b in itertools.pairwise(rates)] == pytest.approx([10**0.5] * 4)
+
+
+def write_tuning(study, folder, outcomes):
+    """Records of a tuning that came out so: (metric, loss) by run, None where it diverged."""
+    for run in study.tuning.document["runs"]:
+        place = run_folder(folder / "tuning", run["method"], run["seed"])
+        journal = Journal(place / "records.jsonl")
+        journal.write("start", config={}, run={})
+        found = outcomes[run["method"]]
+        if found is None:
+            journal.write("end", status="diverged", reason="", metric=None)
+        else:
+            journal.write("evaluation", step=1, metric=found[0], loss=found[1])
+            journal.write("end", status="finished", reason="", metric=found[0])
+        journal.close()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "best", "edge"),
+    [
+        ([(0.5, 0.5), (0.2, 0.2), (0.4, 0.4)], 1, False),
+        ([(0.1, 0.1), (0.2, 0.2), (0.4, 0.4)], 0, True),
+        ([(0.5, 0.5), (0.4, 0.4), (0.3, 0.3)], 2, True),
+        ([(0.5, 0.5), (0.4, 0.4), None], 1, False),
+        ([(0.3, 0.9), (0.3, 0.7), (0.3, 0.8)], 1, False),
+        ([(0.3, None), (0.3, 0.7), (0.3, 0.8)], 1, False),
+        ([(None, None), (0.9, 0.9), None], 1, False),
+        ([None, None, None], 0, True),
+    ],
+)
+def test_the_best_rate_is_chosen_and_one_at_the_edge_is_marked(outcomes, best, edge, tmp_path):
+    """By the metric, then by the loss; diverged runs never win; if all did, the smallest rate."""
+    study = study_plan(tune=3, **{**TINY, "terms": []})
+    write_tuning(study, tmp_path, {f"adam-rate-{i}": o for i, o in enumerate(outcomes)})
+    plan = tuned(study, tmp_path)
+    rates = rates_around(study.methods["adam"]["lr"], 3)
+    chosen = plan.document["tuned"]["chosen"]["adam"]
+    assert (chosen["lr"], chosen["edge"], chosen["tried"]) == (rates[best], edge, rates)
+    assert plan.document["methods"]["adam"]["options"]["lr"] == rates[best]
+    assert {run.options["lr"] for run in plan.runs} == {rates[best]}
+
+
+def test_a_higher_metric_wins_where_higher_is_better(tmp_path):
+    """The template's is accuracy."""
+    file = write_problem(tmp_path)
+    study = study_plan(f"{file}:problem", tune=2, **{**TINY, "terms": []})
+    write_tuning(study, tmp_path, {"adam-rate-0": (90.0, 0.1), "adam-rate-1": (91.0, 0.2)})
+    rates = rates_around(study.methods["adam"]["lr"], 2)
+    assert tuned(study, tmp_path).runs[0].options["lr"] == rates[1]
+
+
+def test_one_rate_needs_no_tuning(tmp_path):
+    """The usual rate, and the plan says that nothing was tuned."""
+    study = study_plan(tune=1, **TINY)
+    assert study.tuning is None
+    assert tuned(study, tmp_path).document["tuned"] is False
