@@ -208,7 +208,7 @@ def test_a_run_that_fails_is_told_and_the_exit_status_says_so(monkeypatch):
     """Brackets in the text of an error are only text."""
     monkeypatch.setattr(
         "aliceopt.lab.train.build_problem",
-        lambda config: (_ for _ in ()).throw(RuntimeError("no [/room] left")),
+        lambda config, seed: (_ for _ in ()).throw(RuntimeError("no [/room] left")),
     )
     result = quick()
     assert result.exit_code == 1, result.output

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from aliceopt.lab.records import RecordError, read_plan, run_folder
 
-__all__ = ["clear", "default_folder"]
+__all__ = ["check_not_both", "clear", "default_folder"]
 
 
 def default_folder(name: str, scale: str) -> Path:
@@ -16,19 +17,33 @@ def default_folder(name: str, scale: str) -> Path:
     return Path("runs") / f"{name}-{scale}"
 
 
-def clear(folder: Path) -> None:
-    """Delete a plan's records, figures and report, its tuning's too, and nothing else there."""
-    for place in (folder / "tuning", folder):  # the first also if nothing came after it
-        _clear(place)
+def check_not_both(resume: bool) -> None:
+    """Refuse to go on with records and to delete them at once."""
+    if resume:
+        raise ValueError("--resume goes on with the records, --overwrite deletes them: choose one")
+
+
+def clear(
+    folder: Path,
+    new: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, Any] | None = None,
+) -> None:
+    """Delete the records, figures and report of the plan there and of a new one, and no more.
+
+    The new one may name runs of an even earlier plan. ``tuning`` is that of the study's rates.
+    """
+    _clear(folder / "tuning", tuning)  # also if nothing came after it
+    _clear(folder, new)
     _delete_empty([folder / "tuning"])
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Path, new: Mapping[str, Any] | None) -> None:
     try:
         plan = read_plan(folder)
     except RecordError:
         return
-    places = [run_folder(folder, run["method"], run["seed"]) for run in plan["runs"]]
+    named = [*plan["runs"], *(new["runs"] if new is not None else ())]
+    places = list({run_folder(folder, run["method"], run["seed"]): None for run in named})
     for place in places:
         for pattern in ("records.jsonl", "checkpoint.*", "events.out.tfevents.*"):
             _delete(place.glob(pattern))
@@ -36,7 +51,7 @@ def _clear(folder: Path) -> None:
     for pattern in drawn:
         _delete((folder / "figures").glob(pattern))
     _delete([folder / "report.html", folder / "plan.json"])
-    _delete_empty([*places, *(folder / method for method in plan["methods"]), folder / "figures"])
+    _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
 
 
 def _delete_empty(folders: Iterable[Path]) -> None:

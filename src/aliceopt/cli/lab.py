@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aliceopt import __version__
-from aliceopt.cli.folders import clear, default_folder
+from aliceopt.cli.folders import check_not_both, clear, default_folder
 from aliceopt.cli.refusal import needs_lab, refuse
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def run(
             return
         carry_out.check_data(plan)
         if overwrite:
-            clear(folder)
+            check_not_both(resume)
+            clear(folder, plan.document)
         how = carry_out.How(device, workers, resume, tensorboard)
         finished = carry_out.carry_out(plan, folder, how)
         if finished or carry_out.begun(folder):
@@ -124,6 +125,11 @@ def end(plan: Plan, folder: Path, finished: bool) -> None:
     if not finished:
         raise typer.Exit(130)
     if missing:
+        raise typer.Exit(1)
+    if carry_out.all_diverged(plan, folder):
+        typer.echo(
+            "every run diverged: is a number in the data not finite, or the rate too high?"
+        )
         raise typer.Exit(1)
 
 

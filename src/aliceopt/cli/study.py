@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aliceopt.cli.folders import clear
+from aliceopt.cli.folders import check_not_both, clear
 from aliceopt.cli.lab import (
     Device,
     DryRun,
@@ -104,7 +104,8 @@ def study(
             carry_out.print_plan(plan.final, plan.tuning)
             return
         if overwrite:
-            clear(folder)
+            check_not_both(resume)
+            clear(folder, plan.final.document, plan.tuning.document if plan.tuning else None)
         finished = plan.tuning is None or carry_out.carry_out(
             plan.tuning, folder / "tuning", how, title="tuning learning rates"
         )

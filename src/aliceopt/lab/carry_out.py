@@ -20,10 +20,11 @@ from aliceopt.lab.data import generate
 from aliceopt.lab.live import Live
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, PlanError, experiment_plan, settings_of
 from aliceopt.lab.pool import execute, outstanding
-from aliceopt.lab.records import read_plan, read_runs
+from aliceopt.lab.records import RecordError, read_plan, read_runs
 
 __all__ = [
     "How",
+    "all_diverged",
     "begun",
     "carry_out",
     "check_data",
@@ -130,6 +131,11 @@ def missing(plan: Plan, folder: Path) -> list[str]:
     ]
 
 
+def all_diverged(plan: Plan, folder: Path) -> bool:
+    """Whether every run has ended and none with a result."""
+    return all(run.status == "diverged" for run in read_runs(folder, plan.document))
+
+
 # ---- data --------------------------------------------------------------------------------------
 
 
@@ -210,7 +216,7 @@ def print_experiment(folder: Path) -> None:
 
     print_table(folder, stdout_console())
     if any(run.status != "missing" for run in read_runs(folder)):
-        with contextlib.suppress(ValueError):  # nothing finished yet: no figure
+        with contextlib.suppress(RecordError):  # nothing finished yet: no figure
             print(f"figure: {draw_experiment(folder)}")
     write_report(folder)
 

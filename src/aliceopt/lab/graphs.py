@@ -32,6 +32,13 @@ class CapturedGradient:
         state, buffers = torch.cuda.get_rng_state(device), BufferGuard(model)
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
+        try:
+            self._record(side, device)
+        finally:
+            buffers.restore()
+            torch.cuda.set_rng_state(state, device)
+
+    def _record(self, side: torch.cuda.Stream, device: torch.device) -> None:
         with warnings.catch_warnings():
             # Gradients accumulated on another stream than usual: that is what a capture does.
             warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
@@ -43,8 +50,6 @@ class CapturedGradient:
             with torch.cuda.graph(self._graph):
                 self._loss = self._evaluate()
         self._grads = [param.grad for param in self._params]
-        buffers.restore()
-        torch.cuda.set_rng_state(state, device)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of this batch; its gradients are in ``.grad`` until the next call."""

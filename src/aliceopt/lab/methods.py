@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import aliceopt
 from aliceopt import Alice
+from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.graphs import CapturedGradient
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Method",
     "Step",
     "make_method",
+    "matrices_of",
     "mean_gradients",
     "planned",
 ]
@@ -56,7 +58,6 @@ class Method:
     every batch.
     """
 
-    gradients_a_step = 1
     capturable = True
     averages = False
     """Whether the parameters evaluated are others than those trained."""
@@ -102,7 +103,7 @@ class Method:
     def _advance(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
-        self.gradients += self.gradients_a_step
+        self.gradients += 1
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -160,8 +161,7 @@ class AliceMethod(Method):
 
     def telemetry(self) -> dict[str, Any] | None:
         """Shares, densities and norms by group, and by the model's own blocks if it names them."""
-        named = getattr(self.model, "blocks", None)
-        report = self.alice.telemetry(blocks=named() if callable(named) else None).as_dict()
+        report = self.alice.telemetry(blocks=blocks_of(self.model)).as_dict()
         return {"groups": report["groups"], "blocks": report["blocks"]}
 
 
@@ -171,17 +171,22 @@ class AdaHessianMethod(Method):
     Graphs of a gradient refer to the parameters that hold it; the cycle is cut after the step.
     """
 
-    gradients_a_step = 3
     capturable = False
+
+    def __init__(self, model: nn.Module, optimizer: Any):
+        super().__init__(model, optimizer)
+        self._adahessian = optimizer
 
     def _step(self, loss_of: Callable[[], Tensor]) -> Tensor:
         loss = loss_of()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*create_graph=True.*")
             loss.backward(create_graph=True)
+        group, period = self._adahessian.param_groups[0], self._adahessian.update_period
+        products = self._adahessian.num_samples * (group.get("step", 0) % period == 0)
         self._advance()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.gradients += 2 * products
+        self._adahessian.zero_grad(set_to_none=True)
         return loss.detach()
 
 
@@ -245,13 +250,7 @@ def _make_schedule_free(model: nn.Module, options: dict[str, Any], seed: int) ->
 
 def _make_muon(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
     """Muon for matrices that are no embeddings, AdamW at ``adam_lr`` for all the rest."""
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for p in module.parameters()
-    }
-    matrices = [p for p in model.parameters() if p.dim() == 2 and id(p) not in tables]
+    matrices = matrices_of(model)
     if not matrices:
         raise ValueError("Muon needs parameters that are matrices, and the model has none")
     mine = {id(p) for p in matrices}
@@ -261,6 +260,17 @@ def _make_muon(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
     if not others:
         return Method(model, muon)
     return Method(model, muon, AdamW(others, lr=rate, weight_decay=0.0, fused=True))
+
+
+def matrices_of(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that Muon takes: matrices that are not tables of embeddings."""
+    tables = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for p in module.parameters()
+    }
+    return [p for p in model.parameters() if p.dim() == 2 and id(p) not in tables]
 
 
 _MAKERS: dict[str, tuple[Callable[[nn.Module, dict[str, Any], int], Method], str]] = {
@@ -306,18 +316,22 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 def mean_gradients(name: str, options: Mapping[str, Any]) -> float:
     """Gradient evaluations a step in the long run: ``(q + 3) / (q + 1)`` for Alice that probes."""
-    quick = _quick_steps(name, options)
-    if quick is not None:
-        return (quick + 3) / (quick + 1)
-    return float(AdaHessianMethod.gradients_a_step if name == "adahessian" else 1)
+    extra, period = _extra_gradients(name, options)
+    return 1 + extra / period
 
 
 def planned(name: str, options: Mapping[str, Any], steps: int) -> int:
-    """Gradient evaluations of this many steps; the first of Alice's is a full one."""
+    """Gradient evaluations of this many steps; the first is one of those that take more."""
+    extra, period = _extra_gradients(name, options)
+    return steps + extra * -(-steps // period)
+
+
+def _extra_gradients(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
+    """Gradients beyond one a step, and every how many steps they are taken."""
+    if name == "adahessian":
+        return 2 * int(options.get("num_samples", 1)), int(options.get("update_period", 1))
     quick = _quick_steps(name, options)
-    if quick is not None:
-        return steps + 2 * -(-steps // (quick + 1))
-    return round(mean_gradients(name, options)) * steps
+    return (0, 1) if quick is None else (2, quick + 1)
 
 
 def _quick_steps(name: str, options: Mapping[str, Any]) -> int | None:

@@ -60,8 +60,9 @@ def execute(
     that the runs happen in this process.
     """
     todo = outstanding(plan, folder, resume=resume)
-    write_plan(folder, plan.document)
     on_cpu = all(device == "cpu" for device in devices)
+    _check_device(read_runs(folder, plan.document), on_cpu)
+    write_plan(folder, plan.document)
     count = workers or (cores() if on_cpu else len(devices))
     threads = _threads(plan, folder, min(count, len(plan.runs)))
     runs = [_threaded(run, threads) for run in todo]
@@ -125,6 +126,17 @@ def _check_same(run: Run, record: RunRecord) -> None:
             f"the records of {run.method}, seed {run.seed}, were made with other settings "
             f"({', '.join(other)}): choose another --out, or --overwrite"
         )
+
+
+def _check_device(records: Sequence[RunRecord], on_cpu: bool) -> None:
+    """Refuse to go on elsewhere: seconds of a CPU and of a GPU do not go into one median."""
+    for record in records:
+        device = record.start.get("device", "")
+        if device and device.startswith("cpu") != on_cpu:
+            raise PlanError(
+                f"the records of {record.method}, seed {record.seed}, were made on {device}: go on "
+                "there (--device), choose another --out, or --overwrite"
+            )
 
 
 def _threads(plan: Plan, folder: Path, workers: int) -> int:

@@ -7,11 +7,13 @@ from other weights.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +33,10 @@ __all__ = [
     "Metric",
     "Problem",
     "ProblemError",
+    "check_repeatable",
     "load_function",
     "make_problem",
+    "source_of",
     "write_template",
 ]
 
@@ -133,10 +137,16 @@ class Problem:
         except Exception as error:
             raise ProblemError(f"{name}: a batch cannot be made: {_said(error)}") from error
         self.model.train(training)
+        version = inputs._version if isinstance(inputs, Tensor) else 0
         with torch.set_grad_enabled(training):
             outputs = _call(f"{name}: model(inputs)", self.model, inputs)
             loss = _call(f"{name}: loss(outputs, targets)", self.loss, outputs, targets)
             _check_loss(loss, differentiable=training)
+        if isinstance(inputs, Tensor) and inputs._version != version:
+            raise ProblemError(
+                "the model changes its inputs in place, and Alice evaluates a batch three times: "
+                "compute a new tensor instead"
+            )
         with torch.no_grad():
             metric = self.measure.of or (lambda outputs, targets: 0.0)
             value = _call(f"{name}: metric(outputs, targets)", metric, outputs, targets)
@@ -148,7 +158,10 @@ class Problem:
 
 def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return function(*arguments)
+        with warnings.catch_warnings():
+            # torch only warns of outputs [N, 1] against targets [N], and compares all with all.
+            warnings.filterwarnings("error", message="Using a target size")
+            return function(*arguments)
     except Exception as error:
         raise ProblemError(f"{what} raised {_said(error)}; {_seen(*arguments)}") from error
 
@@ -195,6 +208,32 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
             f"got {tuple(targets.shape)}"
         )
     return 100.0 * (guesses == targets).float().mean()
+
+
+def check_repeatable(first: Problem, second: Problem) -> None:
+    """Refuse two calls at one seed that do not start alike: methods could not be compared."""
+    if {id(p) for p in first.model.parameters()} & {id(p) for p in second.model.parameters()}:
+        raise ProblemError(
+            "two calls returned the same model: make it inside the function, or every run would "
+            "go on with the weights of the one before"
+        )
+    mine, other = first.model.state_dict(), second.model.state_dict()
+    if mine.keys() != other.keys() or not all(_same(mine[name], other[name]) for name in mine):
+        raise ProblemError(
+            "two calls at one seed gave models with different weights: torch, numpy and random "
+            "are seeded before the call, so draw from them"
+        )
+    batches = (problem.train.batch(0, 0, 0)[0] for problem in (first, second))
+    if not _same(*batches):
+        raise ProblemError(
+            "two calls at one seed gave different training data: give its random numbers a seed"
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return True  # dictionaries and the like are not looked into
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
 
 
 def make_problem(function: Callable[[], Any], name: str) -> Problem:
@@ -255,6 +294,20 @@ def load_function(name: str) -> Callable[[], Any]:
         raise ProblemError(f"{module_name} has no function {function_name!r}{there}")
     found: Callable[[], Any] = function
     return found
+
+
+def source_of(name: str) -> str | None:
+    """A checksum of the file that a problem's function is in; None if it has none.
+
+    Part of a run's settings, so that records of an edited problem are not gone on with.
+    """
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(load_function(name)))
+    except TypeError:
+        return None
+    if file is None:
+        return None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
 
 
 def _load(module_name: str) -> ModuleType:

@@ -9,23 +9,28 @@ from torch import nn
 
 from aliceopt.lab import data, models
 from aliceopt.lab.problem import Problem, ProblemError, load_function, make_problem
+from aliceopt.lab.randomness import seed_all
 
 __all__ = ["MODELS", "build_problem"]
 
 
-def build_problem(config: Mapping[str, Any]) -> Problem:
+def build_problem(config: Mapping[str, Any], seed: int) -> Problem:
     """The problem of a run, from ``{"function": ...}`` or ``{"model": ..., "data": ...}``.
 
-    The model's weights are drawn from torch's generator as it stands.
+    Everything is read and imported first and the generators seeded then, so that the weights
+    follow from the seed alone.
     """
     if "function" in config:
-        return make_problem(load_function(config["function"]), config["function"])
+        function = load_function(config["function"])
+        seed_all(seed)
+        return make_problem(function, config["function"])
     source = {k: v for k, v in config["data"].items() if k != "name"}
     loaded = data.load(config["data"]["name"], batch_size=config["batch_size"], **source)
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["model"].items()}
     name = options.pop("name")
     if name not in MODELS:
         raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
+    seed_all(seed)
     model = MODELS[name](loaded, source, options)
     return Problem(
         model=model,

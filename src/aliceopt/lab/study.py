@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
+from aliceopt.lab.methods import STEPS, TERMS, matrices_of, mean_gradients
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
-from aliceopt.lab.problem import Problem, ProblemError
+from aliceopt.lab.problem import Problem, ProblemError, check_repeatable, source_of
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.records import RunRecord, read_runs
 
@@ -145,8 +143,8 @@ def study_plan(
         raise PlanError(f"--tune must be a whole number from 1 to 9, got {tune!r}")
     settings = _settings(seeds, epochs, limit, quick_steps)
     source = _source(problem, settings)
-    torch.manual_seed(0)
-    made = build_problem(source)
+    made = build_problem(source, seed=0)
+    check_repeatable(made, build_problem(source, seed=0))
     made.check()
     settings["train"]["batch_size"] = made.train.batch_size
     methods = _grid(terms, steps, _alice_rates(limit, lr))
@@ -198,7 +196,7 @@ def _alice_rates(limit: str, lr: float | None) -> dict[str, float]:
 
 def _source(problem: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     if problem is not None:
-        return {"function": problem}
+        return {"function": problem, "source": source_of(problem)}
     return {
         "model": settings["model"],
         "data": settings["data"],
@@ -225,7 +223,7 @@ def _grid(
 
 def _fits(method: Mapping[str, Any], problem: Problem, *, asked: bool) -> bool:
     """Whether the problem has what the method needs; Muon needs matrices."""
-    if method["optimizer"] != "muon" or any(p.dim() == 2 for p in problem.model.parameters()):
+    if method["optimizer"] != "muon" or matrices_of(problem.model):
         return True
     if asked:
         raise ProblemError("Muon needs parameters that are matrices, and the model has none")

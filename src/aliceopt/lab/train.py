@@ -22,11 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.evaluation import evaluate
 from aliceopt.lab.methods import Method, Step, make_method
 from aliceopt.lab.problems import build_problem
+from aliceopt.lab.randomness import host_states, restore_host_states
 from aliceopt.lab.records import (
     Journal,
+    RecordError,
     load_checkpoint,
     run_folder,
     save_checkpoint,
@@ -73,7 +76,11 @@ def train(
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
     """
     place = run_folder(folder, run.method, run.seed)
-    saved = _checkpoint(place) if resume else None
+    try:
+        saved = _checkpoint(place) if resume else None
+    except RecordError as error:
+        report(Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", str(error)))
+        return "failed"
     if saved is None:  # none that is left from another run may be taken for this one's
         (place / "checkpoint.pt").unlink(missing_ok=True)
     journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
@@ -111,8 +118,7 @@ class _Training:
         self.run, self.plan, self.device, self.place = run, run.training, device, place
         self.journal, self.report = journal, report
         _set_precision(self.plan.precision)
-        torch.manual_seed(run.seed)
-        problem = build_problem(run.problem)
+        problem = build_problem(run.problem, run.seed)
         self.problem = problem
         self.model: nn.Module = problem.model.to(device).train()
         if isinstance(problem.loss, nn.Module):
@@ -152,6 +158,8 @@ class _Training:
                 self._save()
                 self.clock.start()
         self.clock.pause()
+        if self.metric is None or not math.isfinite(self.metric):
+            return self._end("diverged", "the metric is not finite")
         return self._end("finished", "")
 
     def _bind(self) -> Step:
@@ -276,14 +284,12 @@ class _Training:
             loss.backward()
             return loss
 
-        named: Any = getattr(self.model, "blocks", None)
-        blocks = named() if callable(named) else None
         law = power_law(
             self.model,
             closure,
             radius,
             directions=directions,
-            blocks=blocks,
+            blocks=blocks_of(self.model),
             seed=self.run.seed,
             step=self.step,
         )
@@ -313,7 +319,8 @@ class _Training:
         content = {
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
-            "random": [torch.get_rng_state(), *cuda],
+            "random": host_states(),
+            "cuda": cuda,
             "step": self.step,
             "seconds": self.clock.seconds,
             "losses": self.losses,
@@ -330,9 +337,9 @@ class _Training:
         self.step, self.metric, self.best = saved["step"], saved["metric"], saved["best"]
         self.clock.seconds, self.since = saved["seconds"], saved["since"]
         self.losses.copy_(saved["losses"])
-        torch.set_rng_state(saved["random"][0].cpu())
+        restore_host_states(saved["random"])
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["random"][1].cpu(), self.device)
+            torch.cuda.set_rng_state(saved["cuda"][0].cpu(), self.device)
 
 
 class Clock:

@@ -110,7 +110,9 @@ class _Epochs:
 
 def _as_tensor(value: object, what: str) -> Tensor:
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
+        tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
+        # numpy's floats are double, torch's and so the model's mostly single.
+        return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
     if not isinstance(value, Tensor):
         raise TypeError(f"{what} must be a tensor or a numpy array, got {type(value).__name__}")
     return value.detach()
@@ -184,7 +186,8 @@ class Arrays:
             self.inputs.split(self.batch_size), self.targets.split(self.batch_size), strict=True
         )
         for inputs, targets in pairs:
-            yield self._prepared(inputs), targets
+            # A model may write to its inputs; the data must not change.
+            yield (inputs.clone() if self.prepare is None else self.prepare(inputs)), targets
 
 
 class Tokens:

@@ -1,0 +1,30 @@
+"""The blocks of parameters that a model names itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+__all__ = ["blocks_of"]
+
+
+def blocks_of(model: nn.Module) -> dict[str, list[str]] | None:
+    """What the model's method ``blocks()`` says, if it is what the lab means by it, else None.
+
+    The lab's own models name their blocks: a mapping from names to parameter names. Other models
+    have an attribute ``blocks`` that is a list of layers.
+    """
+    if not callable(getattr(type(model), "blocks", None)):
+        return None
+    named: Any = model.blocks  # a method of the class, so no submodule
+    try:
+        found = named()
+    except TypeError:  # it wants arguments
+        return None
+    known = {name for name, _ in model.named_parameters()}
+    if not isinstance(found, Mapping):
+        return None
+    blocks = {str(block): list(names) for block, names in found.items()}
+    return blocks if all(set(names) <= known for names in blocks.values()) else None
