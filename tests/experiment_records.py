@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import Journal, run_folder, write_plan
+from aliceopt.lab.spec import Run
 
 Value = Callable[[str, int, float], float]
 """The metric of (method, seed, done share of the run)."""
@@ -37,19 +39,20 @@ def write_records(
     generated: bool = False,
     value: Value | None = None,
     lost: dict[tuple[str, int], str] | None = None,
-    change: Callable[[dict[str, Any]], Any] = lambda plan: None,
+    sets: Iterable[str] = (),
     evaluations: int = 20,
 ) -> dict[str, Any]:
     """Write plan and journals of all runs; ``lost`` names those that did not finish, and how.
 
-    ``change`` may edit the plan before it is written.
+    A run that is lost as "null" finished with a metric that is not finite. ``sets`` are changes
+    as ``--set`` makes them.
     """
-    plan = experiment_plan(name, scale, seeds=seeds).document
-    change(plan)
+    planned = experiment_plan(name, scale, seeds=seeds, sets=sets, read=False)
+    plan = planned.document
     write_plan(folder, plan)
     value = value or near_paper(plan)
-    for run in plan["runs"]:
-        fate = (lost or {}).get((run["method"], run["seed"]), "finished")
+    for run in planned.runs:
+        fate = (lost or {}).get((run.method, run.seed), "finished")
         if fate != "missing":
             _write_run(folder, plan, run, fate, value, generated, evaluations)
     return plan
@@ -58,33 +61,35 @@ def write_records(
 def _write_run(
     folder: Path,
     plan: dict[str, Any],
-    run: dict[str, Any],
+    run: Run,
     fate: str,
     value: Value,
     generated: bool,
     evaluations: int,
 ) -> None:
-    method, seed, steps = run["method"], run["seed"], run["steps"]
+    method, seed, steps = run.method, run.seed, run.training.steps
+    cost = next(r["gradients"] for r in plan["runs"] if (r["method"], r["seed"]) == (method, seed))
     journal = Journal(run_folder(folder, method, seed) / "records.jsonl")
     note = plan["data"] + (" (generated)" if generated else "")
-    journal.write("start", run={"method": method, "seed": seed}, config={}, data=note)
+    journal.write("start", run={"method": method, "seed": seed}, config=run.as_dict(), data=note)
     where: dict[str, Any] = {}
     for i in range(evaluations + 1):
         done = i / evaluations
-        if fate != "finished" and done > 0.4:
+        if fate not in ("finished", "null") and done > 0.4:
             break
         step = round(done * steps)
         where = {
             "step": step,
             "epoch": step / plan["training"]["batches"],
-            "gradients": round(done * run["gradients"]),
-            "seconds": done * run["gradients"] / 1000,
+            "gradients": round(done * cost),
+            "seconds": done * cost / 1000,
         }
         journal.write("evaluation", **where, metric=value(method, seed, done))
         if plan["figure"] == "power_law":
             _write_exponents(journal, where, seed, done)
-    if fate == "finished":
-        journal.write("end", **where, status=fate, reason="", metric=value(method, seed, 1.0))
+    if fate in ("finished", "null"):
+        final = value(method, seed, 1.0) if fate == "finished" else math.nan
+        journal.write("end", **where, status="finished", reason="", metric=final)
     elif fate != "interrupted":
         journal.write("end", **where, status=fate, reason="loss", metric=None)
     journal.close()

@@ -121,7 +121,10 @@ def invented_results(
 
 
 def in_memory(plan: Mapping[str, Any], results: Mapping[tuple[str, int], Any]) -> list[RunRecord]:
-    """Records of runs that ended so: a number finished, a word is the status, absent missing."""
+    """Records of runs that ended so: a number finished, a word is the status, absent missing.
+
+    Not a number finished without a result, as early records can say.
+    """
     runs = []
     for planned in plan["runs"]:
         m, s = planned["method"], planned["seed"]
@@ -130,7 +133,7 @@ def in_memory(plan: Mapping[str, Any], results: Mapping[tuple[str, int], Any]) -
         if isinstance(result, str):
             run.status = result  # type: ignore[assignment]
         elif result is not None:
-            run.status, run.final = "finished", result
+            run.status, run.final = "finished", result if math.isfinite(result) else None
             run.gradients, run.seconds = planned["gradients"], planned["gradients"] / 100
             run.evaluations = [
                 {
@@ -138,12 +141,16 @@ def in_memory(plan: Mapping[str, Any], results: Mapping[tuple[str, int], Any]) -
                     "step": part * BUDGET // 4,
                     "gradients": part * planned["gradients"] // 4,
                     "seconds": part * planned["gradients"] / 400,
-                    "metric": on_the_way(plan, result, part / 4),
+                    "metric": _or_null(on_the_way(plan, result, part / 4)),
                 }
                 for part in range(5)
             ]
         runs.append(run)
     return runs
+
+
+def _or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def on_the_way(plan: Mapping[str, Any], final: float, share: float) -> float:

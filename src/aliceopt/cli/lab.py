@@ -127,9 +127,7 @@ def end(plan: Plan, folder: Path, finished: bool) -> None:
     if missing:
         raise typer.Exit(1)
     if carry_out.all_diverged(plan, folder):
-        typer.echo(
-            "every run diverged: is a number in the data not finite, or the rate too high?"
-        )
+        typer.echo("every run diverged: is a number in the data not finite, or the rate too high?")
         raise typer.Exit(1)
 
 
@@ -143,7 +141,7 @@ def table(
 ) -> None:
     """Print an experiment's min, median and max over seeds beside the paper's."""
     from aliceopt.lab import carry_out
-    from aliceopt.lab.table import experiment_table
+    from aliceopt.lab.results.table import experiment_table
 
     folder = default_folder(experiment, scale) if out is None else out
     with carry_out.told(refuse, needs_lab):

@@ -211,8 +211,8 @@ def print_plan(plan: Plan, tuning: Plan | None = None) -> None:
 def print_experiment(folder: Path) -> None:
     """An experiment's table beside the paper's, its figure, and its report."""
     from aliceopt.lab.figures import draw_experiment
-    from aliceopt.lab.report import write_report
-    from aliceopt.lab.table import print_table
+    from aliceopt.lab.results.report import write_report
+    from aliceopt.lab.results.table import print_table
 
     print_table(folder, stdout_console())
     if any(run.status != "missing" for run in read_runs(folder)):
@@ -223,8 +223,8 @@ def print_experiment(folder: Path) -> None:
 
 def print_study(plan: Plan, folder: Path, target: float | None) -> None:
     """A study's table and finding, and its report."""
-    from aliceopt.lab.report import write_report
-    from aliceopt.lab.summary import print_summary
+    from aliceopt.lab.results.report import write_report
+    from aliceopt.lab.results.summary import print_summary
 
     if not (folder / "plan.json").exists():
         return

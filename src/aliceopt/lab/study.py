@@ -72,8 +72,8 @@ class Study:
 def rates_around(rate: float, count: int) -> list[float]:
     """``count`` rates around a middle one, half a power of ten apart.
 
-    >>> [round(rate, 4) for rate in rates_around(0.01, 3)]
-    [0.0032, 0.01, 0.0316]
+    >>> tuple(round(rate, 4) for rate in rates_around(0.01, 3))
+    (0.0032, 0.01, 0.0316)
     """
     return [rate * 10 ** ((k - (count - 1) / 2) / 2) for k in range(count)]
 

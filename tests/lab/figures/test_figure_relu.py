@@ -12,12 +12,11 @@ import matplotlib
 import pytest
 import torch
 from matplotlib import image
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from aliceopt.lab.figures import draw_glass, draw_relu, style
 from aliceopt.lab.figures.relu import gradient_matching_fit, taylor_fit
+from figure_checks import assert_legible
 
 
 def at(x: float) -> torch.Tensor:
@@ -146,19 +145,6 @@ def test_another_process_without_pyplot_writes_the_same_bytes(tmp_path: Path) ->
     assert here.read_bytes() == there.read_bytes()
 
 
-def drawn_texts(figure: Figure) -> list[Text]:
-    """The texts a reader sees: not empty, not hidden, no tick label beyond the ends of its axis."""
-    unseen: set[Text] = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                if not low <= tick.get_loc() <= high:
-                    unseen.update((tick.label1, tick.label2))
-    texts = figure.findobj(Text)
-    return [t for t in texts if t.get_visible() and t.get_text().strip() and t not in unseen]
-
-
 @pytest.mark.parametrize(
     "draw",
     [
@@ -171,29 +157,8 @@ def drawn_texts(figure: Figure) -> list[Text]:
     ids=["relu", "relu-flat-side", "relu-no-kink", "glass", "glass-1"],
 )
 def test_text_is_nine_points_inside_the_figure_and_never_overlaps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Callable[[Path], Path]
+    tmp_path: Path, kept: list[Figure], draw: Callable[[Path], Path]
 ) -> None:
     """Every visible word is legible at print size, whole, and clear of every other word."""
-    kept: list[Figure] = []
-
-    def keep(figure: Figure, path: Path) -> Path:
-        kept.append(figure)
-        return path
-
-    monkeypatch.setattr(style, "save", keep)
     draw(tmp_path / "figure.png")
-    with style.look():
-        canvas = kept[0].canvas
-        assert isinstance(canvas, FigureCanvasAgg)
-        canvas.draw()
-        texts = drawn_texts(kept[0])
-        boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
-    assert len(texts) > 12
-    for i, (text, box) in enumerate(zip(texts, boxes, strict=True)):
-        assert float(text.get_fontsize()) >= style.SMALLEST_TEXT == 9, text
-        assert box.x0 >= 0, text
-        assert box.y0 >= 0, text
-        assert box.x1 <= kept[0].bbox.width, text
-        assert box.y1 <= kept[0].bbox.height, text
-        clashes = [texts[j] for j in range(i) if box.overlaps(boxes[j])]
-        assert not clashes, (text, clashes)
+    assert_legible(kept[0], at_least=13)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from aliceopt.claims import relu_network
-from aliceopt.lab.figures import draw_theorem1, style, theorem1
+from aliceopt.lab.figures import draw_theorem1, theorem1
 from aliceopt.lab.figures.theorem1 import RADII, REACH, Findings, find
+from figure_checks import assert_legible
 
 
 @pytest.fixture(scope="module")
@@ -76,40 +72,10 @@ def test_an_unknown_suffix_is_refused_before_any_work(tmp_path):
         draw_theorem1(tmp_path / "figure.jpg")
 
 
-def visible_texts(figure: Figure) -> list[Text]:
-    """What a reader sees, tick labels beyond the ends of their axis left out."""
-    unseen: set[Text] = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                if not low <= tick.get_loc() <= high:
-                    unseen.update((tick.label1, tick.label2))
-    texts = figure.findobj(Text)
-    return [t for t in texts if t.get_visible() and t.get_text().strip() and t not in unseen]
-
-
-def test_text_is_nine_points_inside_the_figure_and_never_overlaps(tmp_path, monkeypatch, found):
+def test_text_is_nine_points_inside_the_figure_and_never_overlaps(
+    tmp_path, monkeypatch, kept, found
+):
     """Every word is legible at print size, whole, and clear of every other word."""
-    kept: list[Figure] = []
-
-    def keep(figure: Figure, path: Path) -> Path:
-        kept.append(figure)
-        return path
-
-    monkeypatch.setattr(style, "save", keep)
     monkeypatch.setattr(theorem1, "find", lambda seed, draws: found)
     draw_theorem1(tmp_path / "figure.png")
-    with style.look():
-        canvas = kept[0].canvas
-        assert isinstance(canvas, FigureCanvasAgg)
-        canvas.draw()
-        texts = visible_texts(kept[0])
-        boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
-    assert len(texts) > 40
-    for i, (text, box) in enumerate(zip(texts, boxes, strict=True)):
-        assert float(text.get_fontsize()) >= style.SMALLEST_TEXT, text
-        assert min(box.x0, box.y0) >= 0, text
-        assert box.x1 <= kept[0].bbox.width, text
-        assert box.y1 <= kept[0].bbox.height, text
-        assert not [texts[j] for j in range(i) if box.overlaps(boxes[j])], text
+    assert_legible(kept[0], at_least=41)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from aliceopt.lab.figures import outcomes, style
 from aliceopt.lab.figures.outcomes import LOOKS, Records, Row
-from aliceopt.lab.numbers import show_seconds
-from aliceopt.lab.summary import summarize
-from aliceopt.lab.table import unique_labels
+from aliceopt.lab.results.numbers import show_seconds
+from aliceopt.lab.results.summary import summarize
+from aliceopt.lab.results.table import unique_labels
 
 __all__ = ["draw_methods"]
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from aliceopt.lab.deviations import differences, lost, remark, setting, title_of
 from aliceopt.lab.figures import style
 from aliceopt.lab.records import RecordError, RunRecord
-from aliceopt.lab.summary import finals
-from aliceopt.lab.table import read_records
+from aliceopt.lab.results.deviations import differences, lost, remark, setting, title_of
+from aliceopt.lab.results.summary import finals, outcome
+from aliceopt.lab.results.table import read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,14 +115,14 @@ def draw_curves(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
     """
     for row in rows:
         runs = records.of(row.method)
-        done = [run for run in runs if run.status == "finished" and run.evaluations]
+        done = [run for run in runs if outcome(run) == "finished" and run.evaluations]
         x, low, middle, high = _over_runs(done)
         axes.fill_between(x, low, high, color=row.look["color"], alpha=0.18, lw=0)
         every = max(1, len(x) // 8)
         look = {**row.look, "ms": 4, "lw": 1.4, "markevery": every}
         axes.plot(x, middle, label=row.label, **look)
         for run in runs:
-            if run.status != "finished" and run.evaluations:
+            if outcome(run) != "finished" and run.evaluations:
                 x, _, y, _ = _over_runs([run])
                 axes.plot(x, y, color=row.look["color"], lw=0.7, marker="x", markevery=[-1])
     axes.set_xlabel("gradient evaluations")

@@ -8,11 +8,11 @@ from typing import Any
 
 from aliceopt.lab.figures.study_cost import draw_study_cost
 from aliceopt.lab.figures.study_curvature import draw_study_curvature
-from aliceopt.lab.figures.study_look import Picture
+from aliceopt.lab.figures.study_look import Picture, Results
 from aliceopt.lab.figures.study_methods import draw_study_methods
 from aliceopt.lab.figures.study_terms import draw_study_terms
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.summary import Summary, summarize
+from aliceopt.lab.results.summary import Summary, summarize
 
 __all__ = ["draw_study"]
 
@@ -31,14 +31,14 @@ def draw_study(
     Figures left from earlier records of the same study are replaced or removed. An experiment has
     no figure of the terms here: it has the paper's own, and with ``methods`` off none of methods.
     """
-    summary = summarize(plan, runs) if summary is None else summary
+    results = Results(plan, runs, summarize(plan, runs) if summary is None else summary)
     paths = {n: folder / f"study-{n}{suffix}" for n in ("terms", "cost", "methods", "curvature")}
     study = plan["kind"] == "study"
     pictures = {
-        "terms": draw_study_terms(plan, runs, summary, paths["terms"]) if study else None,
-        "methods": draw_study_methods(plan, runs, summary, paths["methods"]) if methods else None,
-        "cost": draw_study_cost(plan, runs, summary, paths["cost"]),
-        "curvature": draw_study_curvature(plan, runs, paths["curvature"]),
+        "terms": draw_study_terms(results, paths["terms"]) if study else None,
+        "methods": draw_study_methods(results, paths["methods"]) if methods else None,
+        "cost": draw_study_cost(results, paths["cost"]),
+        "curvature": draw_study_curvature(results, paths["curvature"]),
     }
     for name, picture in pictures.items():
         if picture is None:

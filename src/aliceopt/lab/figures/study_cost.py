@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -14,13 +14,14 @@ from aliceopt.lab.figures.study_look import (
     BEST_BASELINE,
     OTHER,
     Picture,
+    Results,
     curve,
     metric_label,
     safe,
 )
-from aliceopt.lab.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.summary import MethodSummary, Summary, best_method
+from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.results.summary import MethodSummary, Summary, best_method, outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,37 +32,32 @@ _AXES = {"gradients": "gradient evaluations", "seconds": "seconds of training"}
 _NO_TERM: dict[str, Any] = {"color": style.BLACK, "lw": 1.5, "ls": ":", "zorder": 3}
 
 
-def draw_study_cost(
-    plan: Mapping[str, Any],
-    runs: Sequence[RunRecord],
-    summary: Summary,
-    path: str | os.PathLike[str],
-) -> Picture | None:
+def draw_study_cost(results: Results, path: Path) -> Picture | None:
     """Draw learning curves against both costs; None if no run finished with evaluations."""
     by_method: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        if run.status == "finished" and len(run.evaluations) > 1:
+    for run in results.runs:
+        if outcome(run) == "finished" and _late(run):
             by_method.setdefault(run.method, []).append(run)
     if not by_method:
         return None
-    marked = _highlighted(plan, summary, by_method)
+    plan = results.plan
+    marked = _highlighted(plan, results.summary, by_method)
     with style.look():
         figure = style.new_figure(height=3.2)
         panels = figure.subplots(1, 2, sharey=True)
         for axes, key in zip(panels, _AXES, strict=True):
             _draw_curves(axes, key, by_method, marked)
-            _frame(axes, plan, summary, by_method, key)
+            _frame(axes, results, by_method, key)
         panels[0].set_ylabel(metric_label(plan))
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2, handlelength=2.8)
-    style.save(figure, path)
     told = [
         f"{s.label} ends at {show_value(s.median, plan['metric'])} after {show_count(s.gradients)} "
         f"gradient evaluations and {show_seconds(s.seconds)}"
         for s, _ in marked
     ]
     return Picture(
-        path=style.checked_path(path),
+        path=style.save(figure, path),
         question="What does it cost?",
         caption="Medians over seeds against both costs, with the range over seeds shaded; all "
         "other methods are gray, and the thin dotted line is the target.",
@@ -103,21 +99,18 @@ def _draw_curves(
             label = "_"
 
 
+def _late(run: RunRecord) -> list[float]:
+    """The metric after the first third of training, where methods differ."""
+    late = run.evaluations[max(1, len(run.evaluations) // 3) :]
+    return [e["metric"] for e in late if e.get("metric") is not None]
+
+
 def _frame(
-    axes: Axes,
-    plan: Mapping[str, Any],
-    summary: Summary,
-    by_method: Mapping[str, list[RunRecord]],
-    key: str,
+    axes: Axes, results: Results, by_method: Mapping[str, list[RunRecord]], key: str
 ) -> None:
-    """Show the part of the curves after the first third of training, where methods differ."""
-    late = [
-        evaluation["metric"]
-        for runs in by_method.values()
-        for run in runs
-        for evaluation in run.evaluations[max(1, len(run.evaluations) // 3) :]
-        if evaluation.get("metric") is not None
-    ]
+    """Show the late part of the curves."""
+    plan, target = results.plan, results.summary.target
+    late = [value for runs in by_method.values() for run in runs for value in _late(run)]
     low, high = _range(late, plan)
     if plan["metric"] != "accuracy" and low > 0 and high > 3 * low:
         axes.set_yscale("log")
@@ -127,8 +120,8 @@ def _frame(
     axes.set_ylim(low, high)
     axes.set_xlim(left=0)
     axes.set_xlabel(_AXES[key])
-    if summary.target is not None:
-        axes.axhline(summary.target.value, color=style.GRAY, ls=(0, (1, 2)), lw=1.0, zorder=0)
+    if target is not None:
+        axes.axhline(target.value, color=style.GRAY, ls=(0, (1, 2)), lw=1.0, zorder=0)
 
 
 def _range(values: Sequence[float], plan: Mapping[str, Any]) -> tuple[float, float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.figures import style
-from aliceopt.lab.figures.study_look import Picture, safe
+from aliceopt.lab.figures.study_look import Picture, Results, safe
 from aliceopt.lab.records import RunRecord
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ _MARKERS = "osD^vP"
 _COLORS = ("#440154", "#414487", "#2A788E", "#22A884", "#7AD151", "#C8B400")
 
 
-def draw_study_curvature(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord], path: str | os.PathLike[str]
-) -> Picture | None:
+def draw_study_curvature(results: Results, path: Path) -> Picture | None:
     """Draw the glass share and the share at the upper bound; None without such telemetry."""
+    plan, runs = results.plan, results.runs
     method = _choose(plan, runs)
     if method is None:
         return None
@@ -50,11 +49,10 @@ def draw_study_curvature(
             ncols=min(4, max(2, len(labels))),
             handlelength=2.2,
         )
-    style.save(figure, path)
     last = {block: values[-1][1] for block, values in _series(chosen, "glass_share").items()}
     told = ", ".join(f"{block} {value:.0f}%" for block, value in last.items())
     return Picture(
-        path=style.checked_path(path),
+        path=style.save(figure, path),
         question="Which curvature is there?",
         caption=f"For {label}, medians over seeds: where glass dominates, gradient jumps shorten "
         "the steps; at the upper bound the learning rate does, and the curvature has no say.",

@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.figures import style
 from aliceopt.lab.records import RunRecord
+from aliceopt.lab.results.summary import Summary, outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Picture", "clip", "curve", "limits", "metric_label", "safe"]
+__all__ = ["Picture", "Results", "clip", "curve", "limits", "metric_label", "safe"]
 
 TERM_NAMES = {"none": "no term", "glass+abs": "glass\n+ abs", "glass+signed": "glass\n+ signed"}
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the figures of a study are drawn from."""
+
+    plan: Mapping[str, Any]
+    runs: Sequence[RunRecord]
+    summary: Summary
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ def curve(
 
     Over the runs that finished; all evaluate at the same steps.
     """
-    finished = [run.evaluations for run in runs if run.status == "finished"]
+    finished = [run.evaluations for run in runs if outcome(run) == "finished"]
     rows = []
     for same in zip(*finished, strict=False):
         values = [e["metric"] for e in same if e.get("metric") is not None]

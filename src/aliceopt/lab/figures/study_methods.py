@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.figures import style
-from aliceopt.lab.figures.study_look import Picture, limits, metric_label, safe
-from aliceopt.lab.numbers import show_count, show_seconds, show_value
-from aliceopt.lab.records import RunRecord
-from aliceopt.lab.summary import MethodSummary, Summary, best_method, finals
+from aliceopt.lab.figures.study_look import Picture, Results, limits, metric_label, safe
+from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.results.summary import MethodSummary, Summary, best_method, finals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,20 +19,15 @@ __all__ = ["draw_study_methods"]
 _MOST_ROWS = 16
 
 
-def draw_study_methods(
-    plan: Mapping[str, Any],
-    runs: Sequence[RunRecord],
-    summary: Summary,
-    path: str | os.PathLike[str],
-) -> Picture | None:
+def draw_study_methods(results: Results, path: Path) -> Picture | None:
     """Draw the baselines and the best Alice of a study, or all methods of an experiment.
 
     None if none of them finished.
     """
-    rows = _rows(plan, summary)
+    plan, values = results.plan, finals(results.runs)
+    rows = _rows(plan, results.summary)
     if not rows:
         return None
-    values = finals(runs)
     with style.look():
         figure = style.new_figure(height=0.9 + 0.3 * len(rows))
         axes = figure.subplots()
@@ -46,11 +40,10 @@ def draw_study_methods(
         _label_rows(axes, rows, plan)
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside upper center", ncols=2)
-    style.save(figure, path)
     study = plan["kind"] == "study"
     told = [f"{s.label} {show_value(s.median, plan['metric'])}" for s in rows]
     return Picture(
-        path=style.checked_path(path),
+        path=style.save(figure, path),
         question="How do the baselines compare?" if study else "How do the methods compare?",
         caption="Each dot is one seed, each bar a median, the best on top; on the right, what one "
         "run took.",
@@ -112,9 +105,9 @@ def _label_rows(axes: Axes, rows: Sequence[MethodSummary], plan: Mapping[str, An
     axes.tick_params(axis="y", length=0, pad=8)
     for y, s in enumerate(rows):
         cost = f"{show_count(s.gradients)} gradients, {show_seconds(s.seconds)}"
-        lost = f", {s.unstable} diverged" if s.unstable else ""
+        lost = [f", {s.counts[w]} {w}" for w in ("diverged", "failed") if s.counts[w]]
         axes.annotate(
-            cost + lost,
+            cost + "".join(lost),
             (1.0, y),
             xytext=(8, 0),
             xycoords=axes.get_yaxis_transform(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ from aliceopt.lab.figures import style
 from aliceopt.lab.figures.study_look import (
     TERM_NAMES,
     Picture,
+    Results,
     clip,
     limits,
     metric_label,
     safe,
 )
-from aliceopt.lab.numbers import show_value
-from aliceopt.lab.records import RunRecord
-from aliceopt.lab.summary import Summary, best_method, finals
+from aliceopt.lab.results.numbers import show_value
+from aliceopt.lab.results.summary import Summary, best_method, finals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,14 +33,9 @@ _NAMES = {"naq": "NAQ steps", "full": "full steps"}
 _OFFSET = 0.2
 
 
-def draw_study_terms(
-    plan: Mapping[str, Any],
-    runs: Sequence[RunRecord],
-    summary: Summary,
-    path: str | os.PathLike[str],
-) -> Picture | None:
+def draw_study_terms(results: Results, path: Path) -> Picture | None:
     """Draw the grid of terms and steps; None if no run of it finished."""
-    values = finals(runs)
+    plan, summary, values = results.plan, results.summary, finals(results.runs)
     places = _places(plan, values)
     if not places:
         return None
@@ -67,7 +62,7 @@ def draw_study_terms(
         figure.legend(loc="outside upper center", ncols=3, handlelength=2.0)
     caption = (
         "Each dot is one seed, each bar a median; an arrow at the edge marks a result outside the "
-        "range, a cross a run that diverged."
+        "range, a cross runs that diverged or failed."
     )
     alt, question = _alt(plan, places, summary), "Which curvature terms help?"
     return Picture(style.save(figure, path), question, caption, alt)

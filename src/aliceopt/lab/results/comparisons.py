@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
-from aliceopt.lab.paired import ALPHA, Paired, holm, resolution
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.summary import Summary, best_method, finals, summarize
+from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution
+from aliceopt.lab.results.summary import Summary, best_method, finals, summarize
 
 __all__ = ["Comparison", "Question", "Verdict", "compare", "complete_block"]
 
@@ -29,10 +29,12 @@ class Comparison:
     """Method ``first`` against ``second``, over the seeds that both finished.
 
     ``gain`` is the mean difference over seeds, positive where the first is better, in units of the
-    metric (points for accuracy). ``low`` and ``high`` bound it with 95% confidence after the
-    corrections. ``choices`` is the number of pairs the two were picked from after the results were
-    known: p-value and interval pay for all of them. With fewer than two seeds there is no interval
-    and no p-value.
+    metric (points for accuracy). ``low`` and ``high`` are the interval at the level that Holm's
+    procedure tests this comparison at, so it leaves out zero exactly where a difference is claimed.
+    Each covers the true mean with 95% confidence or more, but not all of them together: intervals
+    of claimed differences are too narrow for that. ``choices`` is the number of pairs the two were
+    picked from after the results were known: p-value and interval pay for all of them. With fewer
+    than two seeds there is no interval and no p-value.
     """
 
     question: Question

@@ -1,11 +1,12 @@
 """The finding says what is true of the numbers, no more, and in plain English."""
 
+import math
 import re
 from typing import Any
 
 import pytest
 
-from aliceopt.lab.finding import Finding, find
+from aliceopt.lab.results.finding import Finding, find
 from study_cases import grid_plan, in_memory, invented_results
 
 
@@ -30,8 +31,9 @@ def test_a_strong_effect_is_found_named_and_measured() -> None:
         assert c.high is not None
         assert c.low <= effect <= c.high
     text = finding.paragraph
-    assert re.search(r"glass\+abs with NAQ steps is better by 2\.\d points", text)
-    assert re.search(r"signed with full steps is worse by 3\.\d points of accuracy \(95% int", text)
+    assert "a curvature term helps, compared to none" in text
+    assert re.search(r"glass\+abs with NAQ steps is better by [12]\.\d points of accuracy", text)
+    assert re.search(r"; but signed with full steps is worse by [23]\.\d points \(", text)
     assert "For the other 8 combinations of term and step no difference was seen" in text
 
 
@@ -169,6 +171,18 @@ def test_nothing_finished_is_said_in_one_sentence() -> None:
     assert finding.paragraph.startswith("No run has finished yet")
 
 
+def test_null_metrics_are_named_and_never_break_the_finding() -> None:
+    """One method whose metric was never finite; then all of them, with nothing left to find."""
+    plan = grid_plan(2, terms=("none", "glass"), baselines=("adam", "sgd"))
+    results = invented_results(plan) | {("adam", s): math.nan for s in range(2)}
+    text = found(plan, results).paragraph
+    assert "2 of 12 runs diverged: Adam (2 of 2 seeds)." in text
+    nothing = found(plan, dict.fromkeys(results, math.nan))
+    assert nothing.comparisons == []
+    assert nothing.paragraph.startswith("No run ended with a result, so there is nothing to find.")
+    assert "12 of 12 runs diverged" in nothing.paragraph
+
+
 def test_costs_are_told_with_units() -> None:
     """Equal steps are not equal cost: 300 gradient evaluations against 200."""
     plan = grid_plan(3)
@@ -250,6 +264,30 @@ def test_it_says_how_often_the_bound_decided_instead_of_curvature(share, hardly)
     assert ("could hardly act" in text) == hardly
 
 
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        (("none", "abs"), "were on average 85% (abs with NAQ steps) of the coordinates."),
+        (("none", "abs", "glass"), "were on average 85% of the coordinates."),
+    ],
+)
+def test_one_share_of_bounds_is_said_once(terms, said) -> None:
+    """Not "from 85% (abs) to 85% (abs)"."""
+    plan = grid_plan(2, terms=terms)
+    runs = in_memory(plan, invented_results(plan))
+    for run in runs:
+        if run.method.endswith("naq"):
+            run.telemetry = [{"groups": [{"at_upper": 0.85}]}]
+    assert find(plan, runs).parts["bound"].endswith(said)
+
+
 def test_without_telemetry_nothing_is_said_of_bounds() -> None:
     plan = grid_plan(2)
     assert "bound" not in found(plan, invented_results(plan)).parts
+
+
+def test_that_no_term_helps_is_said_before_that_one_hurts() -> None:
+    plan = grid_plan(6)
+    text = found(plan, invented_results(plan, {"alice-signed-full": -3.0}, noise=0.1)).paragraph
+    assert "no curvature term was seen to help; compared to none, signed with full steps" in text
+    assert "helps, compared" not in text

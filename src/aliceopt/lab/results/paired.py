@@ -104,8 +104,8 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], 
     stay at the level of that one. An interval of that level leaves out zero exactly where the
     corrected p-value is at most alpha. The chance of any false claim is at most alpha.
 
-    >>> holm([0.01, 0.04, 0.03])[0]
-    [0.03, 0.06, 0.06]
+    >>> tuple(holm([0.01, 0.04, 0.03])[0])
+    (0.03, 0.06, 0.06)
     """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     corrected, levels = [1.0] * len(order), [alpha] * len(order)

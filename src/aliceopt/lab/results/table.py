@@ -7,15 +7,17 @@ compared is said below it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from aliceopt.lab.deviations import lost, remark, setting, title_of
-from aliceopt.lab.numbers import show_count, show_seconds
 from aliceopt.lab.records import RecordError, RunRecord, read_plan, read_runs
-from aliceopt.lab.summary import describe_counts, summarize
+from aliceopt.lab.results.deviations import lost, remark, setting, title_of
+from aliceopt.lab.results.numbers import show_count, show_seconds
+from aliceopt.lab.results.summary import describe_counts, outcome, summarize
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,36 +97,51 @@ def method_rows(plan: Plan, runs: Sequence[RunRecord]) -> list[Row]:
 
 
 def unique_labels(plan: Plan) -> dict[str, str]:
-    """Labels of methods; those that share one are told apart by the options that differ."""
+    """Labels of methods; those that share one are told apart by the options that differ.
+
+    Where options do not tell them apart, their keys do.
+    """
     sharing: dict[str, list[str]] = {}
     for key, method in plan["methods"].items():
         sharing.setdefault(method["label"], []).append(key)
     labels = {}
     for key, method in plan["methods"].items():
         others = sharing[method["label"]]
-        options = [plan["methods"][other].get("options", {}) for other in others]
-        apart = [o for o in options[0] if any(b.get(o) != options[0][o] for b in options)]
-        mine = method.get("options", {})
-        said = ", ".join(f"{o} {mine.get(o)}" for o in apart)
-        labels[key] = f"{method['label']}, {said or key}" if len(others) > 1 else method["label"]
+        said = _apart({other: plan["methods"][other].get("options", {}) for other in others})
+        labels[key] = f"{method['label']}, {said[key]}" if len(others) > 1 else method["label"]
     return labels
+
+
+def _apart(options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """By key, the options that not all have alike; the key itself where two would say the same."""
+    names = dict.fromkeys(name for mine in options.values() for name in mine)
+    differ = [n for n in names if any(a.get(n) != b.get(n) for a, b in pairwise(options.values()))]
+    said = {
+        key: ", ".join(f"{name} {mine[name]}" for name in differ if name in mine)
+        for key, mine in options.items()
+    }
+    times = Counter(said.values())
+    return {key: text if text and times[text] == 1 else key for key, text in said.items()}
 
 
 def block_rows(plan: Plan, runs: Sequence[RunRecord]) -> list[Row]:
     """One row a block of parameters: its exponent at the first and the last measurement.
 
-    Exponents are medians over seeds, with the extremes of their 95% intervals. The paper
-    expects the last block near 2 and the others below; ``as_expected`` judges the last
+    Exponents are medians over seeds, with the extremes of their 95% intervals. Seeds are those
+    that finished; if none did, the last measurement is the last one that all of them made. The
+    paper expects the last block near 2 and the others below; ``as_expected`` judges the last
     measurement: within 0.2 of 2, or an interval that ends below 2.
     """
-    measured = [run.power_law for run in runs if run.power_law]
+    finished = [run.power_law for run in runs if run.power_law and outcome(run) == "finished"]
+    measured = finished or [run.power_law for run in runs if run.power_law]
     if not measured:
         return []
+    common = min(map(len, measured)) - 1
     names = list(measured[0][0]["blocks"])
     rows = []
     for name in names:
         first = _over_seeds([series[0] for series in measured], name)
-        last = _over_seeds([series[-1] for series in measured], name)
+        last = _over_seeds([series[common] for series in measured], name)
         final = name == names[-1]
         rows.append(
             {

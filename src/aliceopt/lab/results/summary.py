@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aliceopt.lab.numbers import show_count, show_seconds, show_value
-from aliceopt.lab.records import RunRecord
+from aliceopt.lab.records import RunRecord, Status
+from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,11 +28,14 @@ __all__ = [
     "describe_counts",
     "describe_finished",
     "finals",
+    "outcome",
     "print_summary",
+    "reason",
     "summarize",
 ]
 
-_STATES = ("finished", "diverged", "failed", "interrupted", "missing")
+_STATES: tuple[Status, ...] = ("finished", "diverged", "failed", "interrupted", "missing")
+_JUDGED = ("finished", "diverged", "failed")
 
 
 class Target(NamedTuple):
@@ -48,8 +51,9 @@ class MethodSummary:
 
     ``low``, ``median`` and ``high`` are of the final metric over finished runs, whatever is
     better. ``gradients`` and ``seconds`` are the medians of a finished run. ``to_target_...`` are
-    medians over the runs that finished, diverged or reached the target, where a run that never
-    did counts as infinitely long: None if half of them or more never did.
+    medians over the ``judged`` runs: those that finished, diverged, failed or reached the target.
+    One that never reached it counts as infinitely long: None if half of them or more never did.
+    ``counts`` are of `outcome`.
     """
 
     method: str
@@ -94,12 +98,29 @@ class Summary:
         return next(summary for summary in self.methods if summary.method == method)
 
 
+def outcome(run: RunRecord) -> Status:
+    """What became of a run: "finished" only with a result, else "diverged" in its place.
+
+    A journal writes a metric that is not finite as null, and early ones call such a run finished.
+    """
+    if run.status == "finished" and (run.final is None or not math.isfinite(run.final)):
+        return "diverged"
+    return run.status
+
+
+def reason(run: RunRecord) -> str:
+    """Why a run has no result, as far as it is known; empty if it has one."""
+    if outcome(run) != run.status:
+        return "the metric is not finite"
+    return str((run.end or {}).get("reason") or "")
+
+
 def finals(runs: Iterable[RunRecord]) -> dict[str, dict[int, float]]:
     """The final metric of every finished run, by method and seed."""
     values: dict[str, dict[int, float]] = {}
     for run in runs:
         found = values.setdefault(run.method, {})
-        if run.final is not None and math.isfinite(run.final):
+        if outcome(run) == "finished" and run.final is not None:
             found[run.seed] = run.final
     return values
 
@@ -129,19 +150,26 @@ def summarize(
 
 
 def choose_target(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Target | None:
-    """The middle one of the baselines' median final results, the worse of two middle ones.
+    """The middle one of the baselines' median final results; of two middle ones the worse.
 
-    So about half of the baselines reach it, however badly one of them does. Without a baseline
-    that finished, the middle one of all methods; None if nothing finished.
+    So about half of the baselines reach it, however badly one of them does, and the one that
+    defines it reaches it in more than half of its finished runs. Without a baseline that finished,
+    the middle one of all methods; None if nothing finished.
     """
-    values = finals(runs)
-    medians = {m: median(found.values()) for m, found in values.items() if found}
-    baselines = [v for m, v in medians.items() if plan["methods"][m]["family"] == "baseline"]
-    pool = sorted(baselines or medians.values(), reverse=plan["better"] == "higher")
+    middles = {m: _middle(plan, v.values()) for m, v in finals(runs).items() if v}
+    baselines = [v for m, v in middles.items() if plan["methods"][m]["family"] == "baseline"]
+    pool = baselines or list(middles.values())
     if not pool:
         return None
     whose = "the baselines'" if baselines else "all methods'"
-    return Target(pool[len(pool) // 2], f"the middle one of {whose} median final results")
+    rule = f"the middle one of {whose} median final results, of two middle ones the worse"
+    return Target(_middle(plan, pool), rule)
+
+
+def _middle(plan: Mapping[str, Any], values: Iterable[float]) -> float:
+    """The median, but the worse of two middle values instead of their mean: one that was seen."""
+    best_first = sorted(values, reverse=plan["better"] == "higher")
+    return best_first[len(best_first) // 2]
 
 
 def best_method(
@@ -166,14 +194,14 @@ def _summarize_method(
     plan: Mapping[str, Any], method: str, runs: Sequence[RunRecord], target: Target | None
 ) -> MethodSummary:
     about = plan["methods"][method]
-    done = [run for run in runs if run.final is not None and math.isfinite(run.final)]
+    done = [run for run in runs if outcome(run) == "finished"]
     values = [run.final for run in done if run.final is not None]
     crossings = [_first_beyond(run, target, plan["better"]) for run in runs]
     reached = [c for c in crossings if c is not None]
     judged = [
         c if c is not None else (math.inf, math.inf)
         for run, c in zip(runs, crossings, strict=True)
-        if c is not None or run.status in ("finished", "diverged", "failed")
+        if c is not None or outcome(run) in _JUDGED
     ]
     return MethodSummary(
         method=method,
@@ -181,7 +209,7 @@ def _summarize_method(
         family=about["family"],
         terms=about.get("terms"),
         step=about.get("step"),
-        counts={state: sum(run.status == state for run in runs) for state in _STATES},
+        counts={state: sum(outcome(run) == state for run in runs) for state in _STATES},
         mean=fmean(values) if values else None,
         low=min(values, default=None),
         median=_median(values),
@@ -223,7 +251,7 @@ def print_summary(
     from rich.padding import Padding
     from rich.text import Text
 
-    from aliceopt.lab.finding import find
+    from aliceopt.lab.results.finding import find
 
     summary = summarize(plan, runs, target)
     console.print(_table(plan, summary, console.width))

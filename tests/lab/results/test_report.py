@@ -1,5 +1,6 @@
 """The report holds what the records say, escapes what they quote, and needs nothing but itself."""
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -13,7 +14,7 @@ from aliceopt.lab.figures.study_all import draw_study
 from aliceopt.lab.figures.study_curvature import merge_blocks
 from aliceopt.lab.figures.study_look import limits
 from aliceopt.lab.records import RecordError, read_plan, read_runs
-from aliceopt.lab.report import write_report
+from aliceopt.lab.results.report import write_report
 from study_cases import grid_plan, invented_results, write_folder
 
 NASTY = "a <b> & \"c\" 'd' </script><script>alert(1)</script> $x_1$"
@@ -146,6 +147,21 @@ def test_nothing_finished_still_makes_a_report(tmp_path: Path) -> None:
     assert "nothing to find" in page.text
     assert page.find("img") == []
     assert "Adam, seed 0: interrupted" in page.text
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_null_metrics_are_missing_results(tmp_path: Path, all_of_them: bool) -> None:
+    """Early records call such runs finished; the report is written all the same, and says so."""
+    plan = grid_plan(2, terms=("none", "glass"), baselines=("adam",))
+    results = dict.fromkeys(invented_results(plan), math.nan)
+    results |= {} if all_of_them else {k: 97.0 for k in results if k[0] != "adam"}
+    write_folder(tmp_path, plan, results)
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "Adam, seeds 0, 1: diverged: the metric is not finite" in page.text
+    assert "0 of 2, 2 diverged" in page.text
+    assert f"{10 if all_of_them else 2} of 10 runs diverged" in page.text
+    assert ("nothing to find" in page.text) is all_of_them
+    assert ("What does it cost?" in page.text) is not all_of_them
 
 
 def test_a_report_is_written_anew_and_drops_figures_without_records(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aliceopt.lab.finding import find
 from aliceopt.lab.records import read_plan, read_runs
-from aliceopt.lab.report import write_report
+from aliceopt.lab.results.finding import find
+from aliceopt.lab.results.report import write_report
 from study_cases import grid_plan, invented_results, write_folder
 
 sync_api = pytest.importorskip(

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from aliceopt.lab.comparisons import compare, complete_block
-from aliceopt.lab.paired import ALPHA, Paired, holm, resolution, student_p, student_quantile
+from aliceopt.lab.results.comparisons import compare, complete_block
+from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution, student_p, student_quantile
 from study_cases import grid_plan, in_memory, invented_results
 
 

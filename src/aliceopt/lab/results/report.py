@@ -14,17 +14,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.describe import data_note, is_generated, problem_name
-from aliceopt.lab.deviations import remark
 from aliceopt.lab.figures.study_all import draw_study
 from aliceopt.lab.figures.study_look import Picture
-from aliceopt.lab.finding import Finding, find
-from aliceopt.lab.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.records import RunRecord, read_plan, read_runs
-from aliceopt.lab.report_page import data_uri, escape, page
-from aliceopt.lab.report_tables import comparison_table, method_table, run_table, settings_table
-from aliceopt.lab.summary import Summary, describe_counts, summarize
-from aliceopt.lab.table import unique_labels
+from aliceopt.lab.results.describe import data_note, is_generated, problem_name
+from aliceopt.lab.results.deviations import remark
+from aliceopt.lab.results.finding import Finding, find
+from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.results.report_page import data_uri, escape, page
+from aliceopt.lab.results.report_tables import (
+    comparison_table,
+    method_table,
+    run_table,
+    settings_table,
+)
+from aliceopt.lab.results.summary import Summary, describe_counts, outcome, reason, summarize
+from aliceopt.lab.results.table import unique_labels
 
 __all__ = ["write_report"]
 
@@ -38,7 +43,9 @@ _READING = {
     "Time": "training steps only, without evaluation; runs done side by side slow each other down.",
     "95% interval": "where the true mean difference lies, by a paired t-test over seeds. All "
     "comparisons are corrected together (Holm): in a study without any true difference, one is "
-    "claimed at most 1 time in 20. That of the best two allows for their being picked.",
+    "claimed at most 1 time in 20, and an interval leaves out zero exactly where one is claimed. "
+    "Each holds with 95% confidence or more, not all at once. That of the best two allows for "
+    "their being picked.",
 }
 
 
@@ -184,15 +191,14 @@ def _missing_section(runs: Sequence[RunRecord]) -> str:
     """Runs without a result, by method, state and reason."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for run in runs:
-        if run.status != "finished":
-            reason = str((run.end or {}).get("reason") or "")
-            groups.setdefault((run.label, run.status, reason), []).append(run.seed)
+        if outcome(run) != "finished":
+            groups.setdefault((run.label, outcome(run), reason(run)), []).append(run.seed)
     if not groups:
         return _section("What is missing", "<p>Nothing: every planned run finished.</p>")
     items = []
-    for (label, status, reason), seeds in groups.items():
+    for (label, status, why), seeds in groups.items():
         which = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
-        why = f": {reason}" if reason else ""
+        why = f": {why}" if why else ""
         items.append(f"<li>{escape(f'{label}, {which}: {status}{why}')}</li>")
     return _section("What is missing", f"<ul>{''.join(items)}</ul>")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from aliceopt.lab.deviations import differences, lost, remark
 from aliceopt.lab.records import RecordError, read_plan, read_runs
-from aliceopt.lab.table import experiment_table, print_table
+from aliceopt.lab.results.deviations import differences, lost, remark
+from aliceopt.lab.results.table import experiment_table, print_table, unique_labels
 from experiment_records import BLOCKS, exponent, write_records
 
 
@@ -63,6 +62,17 @@ def test_lost_runs_are_counted_and_give_no_result(tmp_path):
     assert "Not finished, of 18 runs: 1 missing, 3 diverged." in text
 
 
+def test_a_null_metric_is_no_result(tmp_path):
+    """Early records call such a run finished; the table counts it as diverged."""
+    lost = {("adam", s): "null" for s in range(2)}
+    write_records(tmp_path, "resnet18-methods", seeds=2, lost=lost)
+    row = experiment_table(tmp_path)["rows"][0]
+    assert (row["ours"], row["finished"], row["status"]) == (None, 0, "2 diverged")
+    text = printed(tmp_path)
+    assert "0 of 2" in text
+    assert "Not finished, of 12 runs: 2 diverged." in text
+
+
 def test_methods_of_one_name_are_told_apart(tmp_path):
     """Two bounds of the same terms differ in lr, and the table says which is which."""
     write_records(tmp_path, "tt-limit", seeds=1)
@@ -70,6 +80,21 @@ def test_methods_of_one_name_are_told_apart(tmp_path):
     assert len(set(labels)) == 8
     assert "0.001" in labels[0]
     assert "0.0025" in labels[4]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([{"lr": 1}, {"lr": 2}], ["A, lr 1", "A, lr 2"]),
+        ([{"lr": 1}, {"lr": 1, "eps": 2}], ["A, m0", "A, eps 2"]),
+        ([{"lr": 1}, {"lr": 1}, {"lr": 2}], ["A, m0", "A, m1", "A, lr 2"]),
+        ([{}, {}], ["A, m0", "A, m1"]),
+    ],
+)
+def test_labels_use_every_methods_options_and_keys_where_these_fail(options, expected):
+    """An option that only the second method has tells them apart too."""
+    methods = {f"m{i}": {"label": "A", "options": mine} for i, mine in enumerate(options)}
+    assert list(unique_labels({"methods": methods}).values()) == expected
 
 
 def test_exponents_first_and_last_against_what_is_expected(tmp_path):
@@ -86,6 +111,22 @@ def test_exponents_first_and_last_against_what_is_expected(tmp_path):
     assert "epoch 0" in text
     assert "epoch 10" in text
     assert "1.42 (1.35 to 1.49)" in text
+
+
+def test_interrupted_seeds_do_not_count_as_last_measurements(tmp_path):
+    """Finished seeds alone; with none of them, the last moment that all have reached."""
+    lost = {("alice", 1): "interrupted", ("alice", 2): "diverged"}
+    write_records(tmp_path, "resnet18-powerlaw", seeds=3, lost=lost)
+    row = experiment_table(tmp_path)["blocks"][0]
+    assert (row["seeds"], row["last"]["epoch"]) == (1, 10)
+    assert row["last"]["exponent"] == pytest.approx(exponent(0, 0, 1.0))
+    lost = {("alice", s): "interrupted" for s in (0, 1)}
+    write_records(tmp_path, "resnet18-powerlaw", seeds=2, lost=lost, evaluations=10)
+    journal = tmp_path / "alice" / "seed-1" / "records.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:-2]))
+    row = experiment_table(tmp_path)["blocks"][0]
+    assert (row["seeds"], row["last"]["epoch"]) == (2, 3)
+    assert row["last"]["low"] == pytest.approx(exponent(0, 0, 0.3) - 0.05)
 
 
 @pytest.mark.parametrize(
@@ -113,54 +154,87 @@ def test_the_papers_own_settings_are_comparable(tmp_path):
     assert lost(runs) == ""
 
 
-def same(plan: dict[str, Any]) -> None:
-    """No change."""
-
-
 @pytest.mark.parametrize(
-    ("name", "scale", "change", "generated", "said"),
+    ("name", "scale", "sets", "generated", "said"),
     [
-        ("vit-naq", "lab", same, False, "Lab scale, tiny-imagenet-64 instead of imagenet64, 20"),
-        ("resnet18-naq", "lab", same, False, "Lab scale, 10 instead of 60 epochs: not"),
-        ("resnet18-naq", "paper", same, True, "Generated data: not comparable"),
-        ("tt-limit", "smoke", same, True, "wikitext-2 (generated) instead of wikitext-103, 6"),
+        ("vit-naq", "lab", "", False, "Lab scale, tiny-imagenet-64 instead of imagenet64, 20"),
+        ("resnet18-naq", "lab", "", False, "Lab scale, 10 instead of 60 epochs: not"),
+        ("resnet18-naq", "paper", "", True, "Generated data: not comparable"),
+        ("tt-limit", "smoke", "", True, "wikitext-2 (generated) instead of wikitext-103, 6"),
+        ("resnet18-naq", "paper", "train.epochs=5", False, "5 instead of 60 epochs: not"),
+        ("resnet18-naq", "paper", "train.steps=5", False, "5 steps instead of 60 epochs: not"),
+        ("resnet18-naq", "paper", "train.batch_size=50", False, "Batch size 50 instead of 100:"),
+        ("resnet18-naq", "paper", "model.width=8", False, "Another network (width 8): not"),
+        ("resnet18-methods", "paper", "methods.adam.lr=0.1", False, "Other options of Adam: not"),
         (
-            "resnet18-naq",
+            "resnet18-methods",
             "paper",
-            lambda plan: plan["training"].update(epochs=5),
+            "data.augment=false",
             False,
-            "5 instead of 60 epochs: not",
+            "Data with augment false instead of true: not",
         ),
+        ("tt-limit", "paper", "data.length=16", False, "Data with length 16 instead of 80: not"),
         (
-            "resnet18-naq",
+            "vit-naq",
             "paper",
-            lambda plan: plan["training"].update(batch_size=50),
+            "train.validation_batches=1",
             False,
-            "Batch size 50 instead of 100: not",
-        ),
-        (
-            "resnet18-naq",
-            "paper",
-            lambda plan: plan["problem"]["model"].update(width=8),
-            False,
-            "Another network (width 8): not",
+            "Another number of validation batches: not",
         ),
         (
             "resnet18-methods",
             "paper",
-            lambda plan: plan["methods"]["adam"]["options"].update(lr=0.1),
+            "methods.adam.epochs=1",
+            False,
+            "Another length of Adam: not",
+        ),
+        (
+            "resnet18-methods",
+            "paper",
+            'methods.adam.schedule={shape="cosine"}',
+            False,
+            "Another schedule of Adam: not",
+        ),
+        ("tt-methods", "paper", "train.schedule.warmup=0.1", False, "Another schedule: not"),
+        ("tt-methods", "paper", "train.precision=bf16", False, "Another precision: not"),
+        ("resnet18-powerlaw", "paper", "train.power_law.radius=1", False, "Another measurement of"),
+        ("vit-naq", "paper", "metric=accuracy", False, "Accuracy instead of loss: not"),
+        (
+            "resnet18-methods",
+            "paper",
+            "methods.adam.optimizer=adamw",
             False,
             "Other options of Adam: not",
         ),
     ],
 )
-def test_what_differs_from_the_paper_is_said(name, scale, change, generated, said, tmp_path):
+def test_what_differs_from_the_paper_is_said(name, scale, sets, generated, said, tmp_path):
     """Scale, data, length, batch, network, options: whoever changed them."""
-    write_records(tmp_path, name, scale, seeds=1, change=change, generated=generated)
+    changes = [sets] if sets else []
+    write_records(tmp_path, name, scale, seeds=1, sets=changes, generated=generated)
     text = experiment_table(tmp_path)["remark"]
     assert said in text
     assert text.endswith("not comparable with the paper's values.")
     assert said.split()[0] in printed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("data.root=elsewhere", "train.evaluations=7", "train.logs=3", "train.threads=2"),
+        *("train.keep_checkpoint=true", "train.telemetry=false", "train.schedule.warmup=0.0"),
+    ],
+)
+def test_what_does_not_change_results_keeps_them_comparable(change, tmp_path):
+    """Where the data lies, what is recorded, and defaults that were spelled out."""
+    write_records(tmp_path, "resnet18-methods", "paper", seeds=1, sets=[change])
+    assert differences(read_plan(tmp_path), read_runs(tmp_path)) == []
+
+
+def test_plans_alone_tell_what_differs(tmp_path):
+    """Before the first run has begun there is no record of its schedule, but there is the plan."""
+    plan = write_records(tmp_path, "tt-methods", "paper", seeds=1, sets=["train.precision=bf16"])
+    assert differences(plan, []) == ["another precision"]
 
 
 def test_folders_without_records_are_refused(tmp_path):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aliceopt.lab.comparisons import Comparison
-from aliceopt.lab.describe import STEP_NAMES, combination
-from aliceopt.lab.numbers import (
+from aliceopt.lab.records import RunRecord
+from aliceopt.lab.results.comparisons import Comparison
+from aliceopt.lab.results.describe import STEP_NAMES, combination
+from aliceopt.lab.results.numbers import (
     decimals,
     show_count,
     show_range,
@@ -15,9 +16,15 @@ from aliceopt.lab.numbers import (
     show_value,
     signed,
 )
-from aliceopt.lab.records import RunRecord
-from aliceopt.lab.report_page import escape
-from aliceopt.lab.summary import MethodSummary, Summary, best_method, describe_finished
+from aliceopt.lab.results.report_page import escape
+from aliceopt.lab.results.summary import (
+    MethodSummary,
+    Summary,
+    best_method,
+    describe_finished,
+    outcome,
+    reason,
+)
 
 __all__ = ["comparison_table", "method_table", "run_table", "settings_table"]
 
@@ -191,12 +198,12 @@ def run_table(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
         end = run.end or {}
         cells = [
             Cell(str(run.seed), run.seed, number=True),
-            Cell(run.status),
+            Cell(outcome(run)),
             _result(run.final, plan),
             _result(end.get("best"), plan),
             _count(run.gradients if run.status != "missing" else None),
             _time(run.seconds if run.status != "missing" else None),
-            Cell(str(end.get("reason") or ""), wrap=True),
+            Cell(reason(run), wrap=True),
         ]
         rows.append(Row(run.label, cells, plan["methods"][run.method]["family"]))
     heads = ["Method", "Seed", " Status", "Final", "Best on the way", "Gradients", "Time"]

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aliceopt.lab.comparisons import Comparison, compare
-from aliceopt.lab.describe import STEP_NAMES, combination, is_generated, problem_name
-from aliceopt.lab.numbers import (
+from aliceopt.lab.records import RunRecord
+from aliceopt.lab.results.comparisons import Comparison, compare
+from aliceopt.lab.results.describe import STEP_NAMES, combination, is_generated, problem_name
+from aliceopt.lab.results.numbers import (
     decimals,
     show_count,
     show_difference,
@@ -21,8 +22,7 @@ from aliceopt.lab.numbers import (
     signed,
     unit,
 )
-from aliceopt.lab.records import RunRecord
-from aliceopt.lab.summary import MethodSummary, Summary, best_method, summarize
+from aliceopt.lab.results.summary import MethodSummary, Summary, best_method, summarize
 
 __all__ = ["Finding", "find", "join"]
 
@@ -56,8 +56,10 @@ def find(
         question: [c for c in comparisons if c.question == question]
         for question in ("terms", "steps", "best")
     }
-    if summary.counts["finished"]:
-        parts = {
+    if not summary.counts["finished"]:
+        return Finding(_told({"terms": _nothing(summary), "trouble": _trouble(summary)}), [])
+    parts = _told(
+        {
             "terms": _terms(plan, summary, by_question["terms"]),
             "steps": _steps(plan, summary, by_question["steps"]),
             "bound": _bound(plan, runs),
@@ -66,13 +68,21 @@ def find(
             "trouble": _trouble(summary),
             "limits": _limits(plan, runs, comparisons),
         }
-        parts = {topic: text for topic, text in parts.items() if text}
-        parts = _with_setting(plan, comparisons, parts)
-        parts["limits"] = " ".join(filter(None, (parts.get("limits"), _explain(parts))))
-    else:
-        opening = "No run has finished yet, so there is nothing to find."
-        parts = {"terms": opening, "trouble": _trouble(summary)}
-    return Finding(_polish(parts), comparisons)
+    )
+    parts = _with_setting(plan, comparisons, parts)
+    parts["limits"] = " ".join(filter(None, (parts.get("limits"), _explain(parts))))
+    return Finding(_polish(_told(parts)), comparisons)
+
+
+def _told(parts: Mapping[str, str]) -> dict[str, str]:
+    """Those topics there is something to say about."""
+    return {topic: text for topic, text in parts.items() if text}
+
+
+def _nothing(summary: Summary) -> str:
+    absent = summary.counts["missing"] + summary.counts["interrupted"]
+    state = "has finished yet" if absent else "ended with a result"
+    return f"No run {state}, so there is nothing to find."
 
 
 def join(words: Iterable[str]) -> str:
@@ -127,7 +137,7 @@ def _with_setting(
     if len(plan["seeds"]) == 1 or (comparisons and not tested):
         have = "one seed" if len(plan["seeds"]) == 1 else "only one finished seed to compare"
         text += f": with {have} no uncertainty can be given, and any difference may be luck."
-    topic, first = next(iter(parts.items()))
+    topic, first = next(iter(parts.items()), ("terms", "There is nothing to compare."))
     joined = f"{text} {first}" if text.endswith(".") else f"{text}, {first[0].lower()}{first[1:]}"
     return {**parts, topic: joined.replace("\n", " ")}
 
@@ -143,10 +153,15 @@ def _bound(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
     if not means:
         return ""
     least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    share, highest = f"{means[least]:.0%}", f"{means[most]:.0%}"
+    if share != highest:
+        ends = (f"{share} ({_combination(plan, least)})", f"{highest} ({_combination(plan, most)})")
+        share = f"from {ends[0]} to {ends[1]}"
+    elif len(means) == 1:
+        share = f"{share} ({_combination(plan, least)})"
     text = (
         "At the upper bound, where the learning rate decides and curvature has no say, were on "
-        f"average from {means[least]:.0%} ({_combination(plan, least)}) to {means[most]:.0%} "
-        f"({_combination(plan, most)}) of the coordinates."
+        f"average {share} of the coordinates."
     )
     hardly = " So the terms could hardly act here; a higher learning rate would let them."
     return text + hardly * (means[least] > 0.9)
@@ -166,14 +181,25 @@ def _terms(plan: Mapping[str, Any], summary: Summary, comparisons: list[Comparis
     untested = [c for c in comparisons if c.verdict == "too few seeds"]
     sentences = []
     if claimed:
-        told = [f"{_combination(plan, c.first)} is {_sided(c, plan['metric'])}" for c in claimed]
-        noun = "A curvature term makes" if len(claimed) == 1 else "Curvature terms make"
-        sentences.append(f"{noun} a difference, compared to none: {join(told)}.")
+        sentences.append(_claims(plan, claimed))
     if unsure:
         sentences.append(_unseen(plan, summary, unsure, bool(claimed)))
     if untested:
         sentences.append(_untested(plan, untested))
     return " ".join(sentences)
+
+
+def _claims(plan: Mapping[str, Any], claimed: list[Comparison]) -> str:
+    """Which terms help, then which hurt; if none helps that comes first."""
+    told: dict[str, list[str]] = {"better": [], "worse": []}
+    for c in claimed:
+        told[c.verdict].append(f"{_combination(plan, c.first)} is {_sided(c, plan['metric'])}")
+    helping, hurting = (join(told[side]) if told[side] else "" for side in ("better", "worse"))
+    one = len(told["better"]) == 1
+    if not helping:
+        return f"No curvature term was seen to help; compared to none, {hurting}."
+    opening = "A curvature term helps" if one else "Curvature terms help"
+    return f"{opening}, compared to none: {helping}" + (f"; but {hurting}." if hurting else ".")
 
 
 def _unseen(
@@ -250,7 +276,7 @@ def _best(plan: Mapping[str, Any], summary: Summary, comparisons: list[Compariso
     allowance = f"with allowance for picking them from {_plural(c.choices, 'pair')} after the fact"
     if _hopeless(c, summary):
         size = _sided(c, metric, bare=True)
-        allowance = f"{allowance}, and the seeds are too few to say more"
+        return f"The seeds are too few to tell {pair} apart: Alice is on average {size}."
     if c.verdict == "no difference seen":
         return f"Between {pair} no difference was seen: Alice is on average {size}, {allowance}."
     return f"Compared to {theirs_pair}, {ours_pair} is {size}, {allowance}."

@@ -1,13 +1,14 @@
 """The summary's numbers are those of the records, whatever is better and whatever is missing."""
 
 import io
+import math
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.summary import best_method, choose_target, print_summary, summarize
+from aliceopt.lab.results.summary import best_method, choose_target, print_summary, summarize
 from study_cases import grid_plan, in_memory, invented_results
 
 Results = dict[tuple[str, int], Any]
@@ -33,6 +34,21 @@ def test_min_median_max_are_over_finished_runs() -> None:
     adam = summarize(plan, in_memory(plan, results))["adam"]
     assert (adam.low, adam.median, adam.high) == (91.0, 92.0, 95.0)
     assert (adam.finished, adam.unstable) == (3, 1)
+
+
+def test_a_run_that_finished_without_a_result_counts_as_diverged() -> None:
+    """Early records call it finished, with null for a metric that is not finite."""
+    plan = small_plan(2)
+    results = constant(plan) | {("adam", s): math.nan for s in range(2)}
+    runs = in_memory(plan, results)
+    summary = summarize(plan, runs, target=90.0)
+    assert (summary["adam"].finished, summary["adam"].unstable) == (0, 2)
+    assert (summary["adam"].reached, summary["adam"].judged) == (0, 2)
+    assert summary["adam"].median is None
+    assert {state: n for state, n in summary.counts.items() if n} == {"finished": 10, "diverged": 2}
+    stream = io.StringIO()
+    print_summary(plan, runs, Console(file=stream, width=111))
+    assert "Adam (0 of 2)" in stream.getvalue()
 
 
 def test_every_state_is_counted_and_the_total_is_the_plan() -> None:
@@ -108,6 +124,19 @@ def test_of_two_middle_baselines_the_worse_is_the_target(metric: str, expected: 
     target = choose_target(plan, in_memory(plan, results))
     assert target is not None
     assert target.value == expected
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity"])
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 6])
+def test_the_baseline_that_sets_the_target_reaches_it(seeds: int, metric: str) -> None:
+    """Of two middle seeds the worse: the mean of both would be reached by half, which is never."""
+    plan = grid_plan(seeds, metric=metric, terms=("none",), baselines=("adam",))
+    results = constant(plan) | {("adam", s): 80.0 + s for s in range(seeds)}
+    found = summarize(plan, in_memory(plan, results))
+    assert found.target is not None
+    assert found.target.value in [80.0 + s for s in range(seeds)]
+    assert found["adam"].reached == seeds // 2 + 1
+    assert found["adam"].to_target_gradients == 200
 
 
 def test_without_baselines_all_methods_set_the_target_and_without_results_nobody() -> None:

@@ -1,0 +1,20 @@
+"""What runs came to: summaries, comparisons, the finding, tables, and the report about them."""
+
+# write_report stays in `report`: it draws, and the figures import this package.
+from aliceopt.lab.results.comparisons import Comparison, compare
+from aliceopt.lab.results.finding import Finding, find
+from aliceopt.lab.results.summary import MethodSummary, Summary, print_summary, summarize
+from aliceopt.lab.results.table import experiment_table, print_table
+
+__all__ = [
+    "Comparison",
+    "Finding",
+    "MethodSummary",
+    "Summary",
+    "compare",
+    "experiment_table",
+    "find",
+    "print_summary",
+    "print_table",
+    "summarize",
+]
