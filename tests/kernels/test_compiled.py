@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import aliceopt.kernels.compiled as compiled
+import aliceopt.kernels.staging as staging
 from aliceopt import Alice
 from aliceopt.kernels import EagerBackend
 from aliceopt.kernels.compiled import CompilationError, CompiledBackend
@@ -34,7 +35,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def small_tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of thousands of elements count as large, so that both ways are taken."""
-    monkeypatch.setattr(compiled, "SMALL", 1000)
+    monkeypatch.setattr(staging, "SMALL", 1000)
 
 
 @pytest.mark.usefixtures("uncompiled")

@@ -10,7 +10,7 @@ nothing that was not read just before. One that goes to both sides has its posit
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,18 +24,13 @@ from ..warning import warn
 from .base import Job, Round
 from .chunks import ChunkedBackend, slices
 from .direct import DirectPass
+from .exchange import Witnesses, completed, exchange_, noted
 from .memory import BareSites, bare, conformed
 from .passes import Kind, displace_, hash_, numbers_of, swap_, update_pass_
+from .staging import Stage, is_small, packs
 from .words import SignWords, hash_span_
 
 __all__ = ["CompilationError", "CompiledBackend"]
-
-SMALL = 1 << 13
-"""Tensors below this many elements are laid end to end."""
-PACK = 1 << 18
-"""Elements in such a row, at most, unless it is a single tensor."""
-PADDING = 64
-"""Zeros behind such a row."""
 
 
 class CompilationError(RuntimeError):
@@ -78,54 +73,6 @@ def _update_pass(structure: Structure) -> Callable[..., Any]:
     return _compile(update, f"update_{_update_pass.cache_info().misses}")
 
 
-class Stage:
-    """Spare memory in which small tensors stand end to end, with zeros behind them.
-
-    These make every row longer than the numbers of a pass, and never as short as one element:
-    torch compiles anew for such.
-    """
-
-    def __init__(self) -> None:
-        self._rooms: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def room(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        """Uninitialised memory, the same for the same name."""
-        room = self._rooms.get((name, dtype))
-        if room is None or room.numel() < count:
-            room = self._rooms[name, dtype] = torch.empty(count, dtype=dtype, device="cpu")
-        return room[:count]
-
-    def gather(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """A row of these flat tensors."""
-        dtype = parts[0].dtype
-        row = self.room(name, sum(part.numel() for part in parts) + PADDING, dtype)
-        torch.cat([*parts, torch.zeros(PADDING, dtype=dtype, device="cpu")], out=row)
-        return row
-
-    @staticmethod
-    def scatter(row: Tensor, parts: Sequence[Tensor]) -> None:
-        """Copy a row back to where its parts came from."""
-        pieces = row[:-PADDING].split([part.numel() for part in parts])
-        torch._foreach_copy_(list(parts), list(pieces))
-
-
-def _packs(sites: Sequence[Site]) -> Iterator[list[int]]:
-    """Indices of sites that share a call: a large one alone, small ones together."""
-    row: list[int] = []
-    count = 0
-    for i, site in enumerate(sites):
-        if site.numel >= SMALL:
-            yield [i]
-            continue
-        if row and count + site.numel > PACK:
-            yield row
-            row, count = [], 0
-        row.append(i)
-        count += site.numel
-    if row:
-        yield row
-
-
 class CompiledBackend(ChunkedBackend):
     """Compiled passes for every tensor they can take; the rest is done eagerly.
 
@@ -140,10 +87,11 @@ class CompiledBackend(ChunkedBackend):
         self._yes = torch.ones((), dtype=torch.bool, device="cpu")
         self._stage = Stage()
         self._bare = BareSites()
+        self._witnesses = Witnesses()
         self._words = SignWords(self._hash_span_)
 
     def _hash_span_(self, words: Tensor, key: Key, first: int) -> None:
-        if words.numel() < SMALL:
+        if is_small(words.numel()):
             hash_span_(words, key, first)
         else:
             self._call(_hash_pass(), torch.tensor([*key, first], device="cpu"), bare(words))
@@ -177,37 +125,41 @@ class CompiledBackend(ChunkedBackend):
 
     def _not_swapped(self, sites: Sequence[Site], round_name: Round) -> Sequence[Site]:
         """Swap what goes to its probe center only; return the others."""
-        swapping: dict[torch.dtype, list[Site]] = {}
-        others = []
+        self._take_back([site for site in sites if site.swapped])  # left by an interrupted return
+        swapping, others = [], []
         for site in sites:
             staying = round_name == "center" or site.radius == 0
             if staying and site.ready and not site.low_precision and self.name == "compiled":
-                swapping.setdefault(site.param.dtype, []).append(site)
+                swapping.append(site)
             else:
                 others.append(site)
-        return others + [site for there in swapping.values() for site in self._swap(there)]
+        return others + self._swap(swapping)
 
     def _swap(self, sites: Sequence[Site]) -> list[Site]:
-        """Exchange parameters and probe centers, there or back; returns what was not managed."""
+        """Exchange parameters and probe centers, there or back; returns what was not managed.
+
+        The sites are all swapped or all not.
+        """
         left = []
-        for pack in _packs(sites):
+        for pack in packs(sites):
             mine = [sites[i] for i in pack]
+            before = mine[0].swapped
             if not self._manages(partial(self._swap_pack, mine)):
-                left += mine
+                left += [site for site in mine if site.swapped is before]
         return left
 
     def _swap_pack(self, sites: Sequence[Site]) -> None:
         tensors = [self._bare.of(site) for site in sites]
         params = [there["param"] for there in tensors]
         centers = [there["probe_center"] for there in tensors]
-        if sites[0].numel >= SMALL:
-            self._call(_swap_pass(sites[0].param.dtype), self._yes, params[0], centers[0])
-        else:
+        if is_small(sites[0].numel):
             row = self._stage.gather("param", params)
-            torch._foreach_copy_(params, centers)
-            self._stage.scatter(row, centers)
-        for site in sites:
-            site.swapped = not site.swapped
+            exchange_(sites, params, centers, self._stage.pieces(row, params))
+        else:
+            site, param, center = sites[0], params[0], centers[0]
+            work = partial(self._call, _swap_pass(param.dtype), self._yes, param, center)
+            witness = self._witnesses.of(site, param, center)
+            noted(site, witness, work, swapped=not site.swapped)
         torch.autograd.graph.increment_version([site.param for site in sites])
 
     def rest(self, sites: Sequence[Site]) -> None:
@@ -218,10 +170,8 @@ class CompiledBackend(ChunkedBackend):
     def _take_back(self, sites: Sequence[Site]) -> None:
         """Swap back, compiled or not."""
         for site in self._swap(sites):
-            nu, there = local(site.param).clone(), local(site.state["probe_center"])
-            local(site.param).copy_(there)
-            there.copy_(nu)
-            site.swapped = False
+            here, there = local(site.param), local(site.state["probe_center"])
+            exchange_([site], [here], [there], [here.clone()])
 
     def _displace(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         others: list[Site] = []
@@ -234,7 +184,7 @@ class CompiledBackend(ChunkedBackend):
         for (dtype, radius), there in groups.items():
             away = radius if round_name == "plus" else -radius
             shift = torch.tensor(away, dtype=dtype, device="cpu")
-            for pack in _packs(there):
+            for pack in packs(there):
                 mine = [there[i] for i in pack]
                 if not self._manages(partial(self._displace_pack, mine, shift, draw)):
                     others += mine
@@ -249,19 +199,27 @@ class CompiledBackend(ChunkedBackend):
             for there, site in zip(tensors, sites, strict=True)
         ]
         words, displace = self._words.of(sites, draw), _displace_pass(shift.dtype)
-        if sites[0].numel >= SMALL:
-            self._call(displace, shift, places[0], centers[0], words)
-        else:
+        if is_small(sites[0].numel):
             row = self._stage.gather("probe_center", centers)
             there = self._stage.room("param", row.numel(), row.dtype)
             self._call(displace, shift, bare(there), bare(row), words)
             self._stage.scatter(there, places)
+        else:
+            self._call(displace, shift, places[0], centers[0], words)
         torch.autograd.graph.increment_version([site.param for site in sites])
 
     # ---- updating -----------------------------------------------------------------------------
 
     def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
         """Averages, position and probe center of every job."""
+        try:
+            self._update_all(jobs, draw, clip)
+        except BaseException:
+            # Those that were at rest before are not taken back by anyone else.
+            self._take_back([job.site for job in jobs if job.site.swapped])
+            raise
+
+    def _update_all(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
         others: list[Job] = []
         groups: dict[tuple[Any, ...], list[Job]] = {}
         for job in jobs:
@@ -280,7 +238,7 @@ class CompiledBackend(ChunkedBackend):
                 dtype=state_dtype(site.param),
                 device="cpu",
             )
-            for pack in _packs([job.site for job in there]):
+            for pack in packs([job.site for job in there]):
                 mine = [there[i] for i in pack]
                 if not self._manages(partial(self._update_pack, mine, structure, numbers, draw)):
                     others += mine
@@ -297,7 +255,7 @@ class CompiledBackend(ChunkedBackend):
         if kind.swapped:
             self._be_swapped(sites)
         sources = [self._sources(job, kind) for job in jobs]
-        update, staged = _update_pass(structure), sites[0].numel < SMALL
+        staged = is_small(sites[0].numel)
         tensors = {}
         for name in kind.tensors:
             if name == "words":
@@ -307,15 +265,31 @@ class CompiledBackend(ChunkedBackend):
                 tensors[name] = bare(row)
             else:
                 tensors[name] = sources[0][name]
-        skipped = int(self._call(update, numbers, *tensors.values()))
+        work = partial(self._call, _update_pass(structure), numbers, *tensors.values())
         if staged:
-            for name in kind.written:
-                self._stage.scatter(tensors[name], [source[name] for source in sources])
+            skipped = int(work())
+            completed(partial(self._hand_out, jobs, kind.written, tensors, sources))
+        elif kind.swapped:
+            witness = self._witnesses.of(sites[0], tensors["param"], tensors["probe_center"])
+            skipped = int(noted(sites[0], witness, work, swapped=False))
+        else:
+            skipped = int(work())
+        for job in jobs if skipped else ():
+            job.site.skipped += skipped if len(jobs) == 1 else _count_skipped(job)
+        torch.autograd.graph.increment_version([site.param for site in sites])
+
+    def _hand_out(
+        self,
+        jobs: Sequence[Job],
+        names: Sequence[str],
+        rows: Mapping[str, Tensor],
+        sources: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """Copy what an update wrote to where it belongs."""
+        for name in names:
+            self._stage.scatter(rows[name], [source[name] for source in sources])
         for job in jobs:
             job.site.swapped = False
-            if skipped:
-                job.site.skipped += skipped if len(jobs) == 1 else _count_skipped(job)
-        torch.autograd.graph.increment_version([site.param for site in sites])
 
     def _sources(self, job: Job, kind: Kind) -> dict[str, Tensor]:
         """Bare tensors of one job by the names of `Kind.tensors`, all but the words."""
@@ -345,15 +319,13 @@ class CompiledBackend(ChunkedBackend):
             self._swap_pack(at_rest)
         for site in sites:
             if not site.swapped and site.position is not None:
-                center = local(site.state["probe_center"])
-                local(site.param).copy_(center)
-                center.copy_(site.position)
-                site.swapped = True
+                here, there = local(site.param), local(site.state["probe_center"])
+                exchange_([site], [here], [there], [site.position])
 
     def _radius(self, site: Site) -> Tensor:
         """`realised_radius` in slices."""
         dtype = state_dtype(site.param)
-        if site.numel < SMALL:
+        if is_small(site.numel):
             room = torch.empty(site.numel, dtype=dtype, device="cpu")
         else:
             room = self._stage.room("radii", site.numel, dtype)
