@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 import aliceopt
 from aliceopt import claims, cli
+from aliceopt.cli.claims import _require_writable
 from aliceopt.theory import glass_bound
 
 
@@ -117,10 +118,10 @@ def test_bad_input_is_refused_before_anything_runs(arguments, words, monkeypatch
 def test_checking_the_json_path_leaves_nothing_behind(tmp_path):
     path = tmp_path / "new.json"
     assert invoke("claims", "--only", "no-such-claim", "--json", str(path)).exit_code == 2
-    cli._require_writable(path)
+    _require_writable(path)
     assert not path.exists()
     path.write_text("kept")
-    cli._require_writable(path)
+    _require_writable(path)
     assert path.read_text() == "kept"
 
 
