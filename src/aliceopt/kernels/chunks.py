@@ -87,7 +87,7 @@ class ChunkedBackend(EagerBackend):
 
     def __init__(self, chunk: int | None = None):
         # Threads share each operation, and each of them should find more than a little to do.
-        self.chunk = chunk or min(torch.get_num_threads() << 18, 1 << 20)
+        self.chunk = chunk or min(torch.get_num_threads() << 19, 1 << 20)
         self._room = Room()
         self._spare: dict[torch.dtype, Sequence[Tensor]] = {}
         self._words = SignWords()
