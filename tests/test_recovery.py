@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
+from aliceopt.probe import Probe
 
 
 def task(**options: object) -> tuple[nn.Module, Alice]:
@@ -123,3 +124,29 @@ def test_expanded_buffers_do_not_stop_a_step() -> None:
     model.register_buffer("scale", torch.ones(1).expand(3))
     optimizer = Alice(model.parameters(), model=model, quick_steps=0)
     optimizer.step(lambda: backward(model))
+
+
+def test_an_interrupt_while_undoing_is_made_good_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second Ctrl-C hits the recovery from the first: nothing is saved from the wrong place."""
+    model, optimizer = task()
+    optimizer.step(lambda: backward(model))
+    before = [p.detach().clone() for p in model.parameters()]
+    settle, calls = Probe.settle, []
+
+    def interrupted(probe: Probe) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        settle(probe)
+
+    def closure() -> Tensor:
+        raise RuntimeError("the first interruption")
+
+    monkeypatch.setattr(Probe, "settle", interrupted)
+    with pytest.raises((KeyboardInterrupt, RuntimeError)):
+        optimizer.step(closure)
+    optimizer.state_dict()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert len(calls) > 1

@@ -294,11 +294,11 @@ class Alice(Optimizer):
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""
-        probe, self._probe = self._probe, None
-        if probe is not None and probe.finished:
-            probe.settle()
-        elif probe is not None:
-            probe.cancel()
+        if self._probe is not None and self._probe.finished:
+            self._probe.settle()
+        elif self._probe is not None:
+            self._probe.cancel()
+        self._probe = None  # last: an interrupted cancel is taken up again
 
     def _watch_buffers(self, probe: Probe) -> BufferWatch | None:
         watching = probe.full and self.model is None and "buffers" not in self._warned
