@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["host_states", "restore_host_states", "seed_all"]
+__all__ = ["host_states", "restore_host_states", "seed_all", "seed_host"]
 
 
 def seed_all(seed: int) -> None:
     """Set every global generator, on all devices."""
     torch.manual_seed(seed)
+    seed_host(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Set the global generators of the host, and leave those of devices alone."""
+    torch.default_generator.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from aliceopt.lab.methods import STEPS, TERMS, matrices_of, mean_gradients
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
-from aliceopt.lab.problem import Problem, ProblemError, check_repeatable, source_of
+from aliceopt.lab.problem import Metric, Problem, ProblemError, check_repeatable, source_of
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.records import RunRecord, read_runs
 
@@ -135,12 +135,7 @@ def study_plan(
     ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made once
     here and one batch tried, so that what is wrong with it is told at once.
     """
-    if budget not in BUDGETS:
-        raise PlanError(f"--budget must be steps or gradients, got {budget!r}")
-    if limit not in SETTINGS["rates"]:
-        raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
-    if isinstance(tune, bool) or not isinstance(tune, int) or not 1 <= tune <= 9:
-        raise PlanError(f"--tune must be a whole number from 1 to 9, got {tune!r}")
+    _check_choices(budget, limit, tune)
     settings = _settings(seeds, epochs, limit, quick_steps)
     source = _source(problem, settings)
     made = build_problem(source, seed=0)
@@ -154,19 +149,31 @@ def study_plan(
         raise PlanError("nothing to compare: name at least one of --terms or --baselines")
     if budget == "gradients":
         methods = {key: _for_its_cost(m, settings) for key, m in methods.items()}
-    about = {
+    about = {**_about(problem, made.measure), "budget": budget, "target": target}
+    return Study(about, source, settings, methods, len(made.train), tune)
+
+
+def _check_choices(budget: str, limit: str, tune: int) -> None:
+    if budget not in BUDGETS:
+        raise PlanError(f"--budget must be steps or gradients, got {budget!r}")
+    if limit not in SETTINGS["rates"]:
+        raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
+    if isinstance(tune, bool) or not isinstance(tune, int) or not 1 <= tune <= 9:
+        raise PlanError(f"--tune must be a whole number from 1 to 9, got {tune!r}")
+
+
+def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
+    """What the plan says of a study, whatever its methods."""
+    return {
         "kind": "study",
         "name": problem or "digits",
         "title": f"Which curvature terms help: {problem or 'a small convnet on digits'}",
         "scale": "study",
         "figure": "study",
-        "metric": made.measure.name,
-        "better": made.measure.better,
-        "budget": budget,
-        "target": target,
+        "metric": metric.name,
+        "better": metric.better,
         "tuned": False,
     }
-    return Study(about, source, settings, methods, len(made.train), tune)
 
 
 def _label(method: Mapping[str, Any]) -> str:

@@ -196,7 +196,7 @@ def test_the_papers_own_settings_are_comparable(tmp_path):
             "Another schedule of Adam: not",
         ),
         ("tt-methods", "paper", "train.schedule.warmup=0.1", False, "Another schedule: not"),
-        ("tt-methods", "paper", "train.precision=bf16", False, "Another precision: not"),
+        ("tt-methods", "paper", "train.precision=bf16", False, "Bf16 instead of tf32: not"),
         ("resnet18-powerlaw", "paper", "train.power_law.radius=1", False, "Another measurement of"),
         ("vit-naq", "paper", "metric=accuracy", False, "Accuracy instead of loss: not"),
         (
@@ -234,7 +234,7 @@ def test_what_does_not_change_results_keeps_them_comparable(change, tmp_path):
 def test_plans_alone_tell_what_differs(tmp_path):
     """Before the first run has begun there is no record of its schedule, but there is the plan."""
     plan = write_records(tmp_path, "tt-methods", "paper", seeds=1, sets=["train.precision=bf16"])
-    assert differences(plan, []) == ["another precision"]
+    assert differences(plan, []) == ["bf16 instead of tf32"]
 
 
 def test_folders_without_records_are_refused(tmp_path):

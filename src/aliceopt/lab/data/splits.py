@@ -7,7 +7,6 @@ All random numbers come from CPU generators, so every device sees the same value
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from aliceopt.lab.data.augment import Augmentation
+from aliceopt.lab.randomness import host_states, restore_host_states, seed_host
 
 _EPOCHS_KEPT = 4  # runs with several seeds may take turns on one split
 
@@ -317,17 +317,12 @@ class Items:
 @contextmanager
 def _seeded(*key: int) -> Iterator[None]:
     """Set the global CPU random states from ``key`` for a while; they come back as they were."""
-    seed = generator_for(*key).initial_seed()
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the devices too
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
+    states = host_states()
+    seed_host(generator_for(*key).initial_seed())
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
+        restore_host_states(states)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

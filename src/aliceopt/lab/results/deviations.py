@@ -136,6 +136,8 @@ def _changed_methods(
     found = []
     for name, change in _CHANGES.items():
         which = [k for k in labels if ours[k][name] != getattr(wanted[k].training, name)]
+        if name == "precision" and which:
+            change = f"{ours[which[0]][name]} instead of {wanted[which[0]].training.precision}"
         in_all = which and len(which) == len(labels)
         found += [change] if in_all else [f"{change} of {labels[k]}" for k in which]
     longer = _common_steps(plan) / _common_steps(paper)

@@ -209,9 +209,8 @@ def _unseen(
     top = max(unsure, key=lambda c: abs(c.gain))
     missed = max(max(abs(c.low or 0.0), abs(c.high or 0.0)) for c in unsure)
     if others:
-        count = _plural(len(unsure), "combination")
+        count = "combination" if len(unsure) == 1 else f"{len(unsure)} combinations"
         opening = f"For the other {count} of term and step no difference was seen"
-        opening = opening.replace("other 1 combination", "other combination")
     else:
         opening = "No difference was seen between training with a curvature term and without"
     if all(c.gain == 0 for c in unsure):
