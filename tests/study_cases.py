@@ -193,7 +193,7 @@ def _write_run(
             "torch": "2.13.0",
             "numpy": "2.4.6",
         },
-        device="cpu (x86_64, 1 threads)",
+        device="cpu (x86_64, 1 thread)",
         parameters=12345,
         batches=22,
         data="digits: 1437 training and 360 validation images",

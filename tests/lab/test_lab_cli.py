@@ -15,6 +15,7 @@ from aliceopt.cli.folders import clear
 from aliceopt.lab.data import generate
 from aliceopt.lab.plan import EXPERIMENTS, SCALES
 from aliceopt.lab.records import read_plan, read_runs
+from experiment_records import write_records
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,43 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_common_options_once_and_settings_in_words():
+    """Nothing of it is Python or JSON; data that is not there is told, with how to get it."""
+    result = aliceopt("run", "resnet18-methods", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("probe_radius=0.005") == 1
+    assert "every alice, also: betas=[0.9, 0.999]" in result.output
+    assert "10 epochs of 500 batches; batch size 100; tf32" in result.output
+    assert "learning rate multiplied by 0.1 at 88.9% of the run" in result.output
+    assert "{" not in result.output
+    assert "5,000" in result.output
+    assert "aliceopt data get cifar10" in result.output
+    assert "a small cifar10 will be generated" in smoke("resnet18-methods", "--dry-run").output
+
+
+@pytest.mark.parametrize("command", ["table", "figure"])
+def test_table_and_figure_look_for_records_alike(command, tmp_path):
+    """In --records DIR, else at the scale; if there are none, those of other scales are named."""
+    none = aliceopt(command, "resnet18-methods")
+    assert none.exit_code == 2
+    said = "no records in 'runs/resnet18-methods-lab': make some with aliceopt run resnet18-methods"
+    assert f"aliceopt: {said}, or name their folder with --records" in none.stderr
+    write_records(tmp_path / "runs/resnet18-methods-smoke", "resnet18-methods", "smoke")
+    elsewhere = aliceopt(command, "resnet18-methods")
+    assert elsewhere.exit_code == 2
+    assert "resnet18-methods-lab'; there are some at --scale smoke" in elsewhere.stderr
+    assert aliceopt(command, "resnet18-methods", "--scale", "smoke").exit_code == 0
+    given = ("--records", "runs/resnet18-methods-smoke")
+    result = aliceopt(command, "resnet18-methods", *given)
+    assert result.exit_code == 0, result.output
+    other = aliceopt(command, "tt-limit", *given)
+    assert other.exit_code == 2
+    assert "holds the records of 'resnet18-methods', not of 'tt-limit'" in other.stderr
+    missing = aliceopt(command, "tt-limit", "--records", "nowhere")
+    assert missing.exit_code == 2
+    assert "no records in 'nowhere': it has no plan.json" in missing.stderr
+
+
 def test_a_folder_with_records_is_not_written_to_without_a_word(tmp_path):
     """Refused; finished with --resume; begun anew with --overwrite."""
     assert quick().exit_code == 0
@@ -97,7 +135,7 @@ def test_a_folder_with_records_is_not_written_to_without_a_word(tmp_path):
     before = records.read_text()
     result = quick()
     assert result.exit_code == 2
-    assert "already holds records of 1 runs: --resume" in result.output
+    assert "already holds records of 1 run: --resume" in result.output
     assert records.read_text() == before
     assert quick("--resume").exit_code == 0
     assert records.read_text() == before
@@ -193,6 +231,7 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path):
         (("table", "tt"), "no experiment 'tt'"),
         (("figure", "tt-limit"), "no records in 'runs/tt-limit-lab'"),
         (("figure", "tt"), "there is no figure 'tt'"),
+        (("figure", "tt-limit", "--scale", "huge"), "scale must be one of paper, lab, smoke"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(arguments, said):

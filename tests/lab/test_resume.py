@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
+from aliceopt.lab import lock
 from aliceopt.lab.data import generate
 from aliceopt.lab.records import read_runs
 
@@ -89,6 +90,7 @@ def alive(pid):
 def test_a_killed_plan_resumes_to_the_records_of_an_uninterrupted_one(data, tmp_path):
     """`kill -9` of the parent in the middle: its workers end too, and --resume does the rest.
 
+    Until then the folder is its own. What is left of its lock keeps nobody out.
     The records equal those of a plan that ran undisturbed, in another number of processes, but
     for times and dates.
     """
@@ -97,9 +99,13 @@ def test_a_killed_plan_resumes_to_the_records_of_an_uninterrupted_one(data, tmp_
         wait_for(lambda: list(cut.glob("alice/seed-0/checkpoint.pt")), process)
         workers = children(process.pid)
         assert len(workers) >= 2
+        result = CliRunner().invoke(build(), arguments(data, cut, "--overwrite"))
+        assert result.exit_code == 2
+        assert f"'{cut}' is in use by process {process.pid}" in result.stderr
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         wait_for(lambda: not any(alive(worker) for worker in workers))
+    assert (cut / lock.NAME).exists()
     left = [run.status for run in read_runs(cut)]
     assert "interrupted" in left
     assert "failed" not in left
@@ -111,6 +117,7 @@ def test_a_killed_plan_resumes_to_the_records_of_an_uninterrupted_one(data, tmp_
     assert result.exit_code == 0, result.output
     result = CliRunner().invoke(build(), arguments(data, whole, "--workers", "1"))
     assert result.exit_code == 0, result.output
+    assert not (cut / lock.NAME).exists()
     assert {run.status for run in read_runs(cut)} == {"finished"}
     assert all_events(cut) == all_events(whole)
 

@@ -259,7 +259,8 @@ def test_rates_follow_what_bounds_the_steps():
         ({"quick_steps": -1, "budget": "gradients"}, "quick_steps.*-1"),
         ({"lr": -0.1}, "-0.1"),
         ({"lr": float("nan")}, "nan"),
-        ({"problem": "nothing"}, "--problem must be"),
+        ({"problem": "nothing"}, "--problem must be .* got 'nothing'$"),
+        ({"problem": "x.py"}, "--problem must be .* got 'x.py'; perhaps x.py:problem"),
     ],
 )
 def test_bad_options_are_refused_by_name_and_value(options, said):
@@ -281,8 +282,10 @@ def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
     """Two rates of three methods, then two seeds of each."""
     result = tiny("--tune", 2, "--dry-run")
     assert result.exit_code == 0
-    assert "in all 6 runs, 2 seeds" in result.output
-    assert "tuning of learning rates: 6 runs" in result.output
+    assert "first 6 runs, 156 gradient evaluations, to choose" in result.output
+    assert "learning rate from 2 around the one above" in result.output
+    assert "then 6 runs, 2 seeds, 156 gradient evaluations" in result.output
+    assert "in all 12 runs, 312 gradient evaluations" in result.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from aliceopt.cli.folders import default_folder
+from aliceopt.cli import options
+from aliceopt.cli.folders import records_folder
 from aliceopt.cli.refusal import needs_lab, refuse
 
 ILLUSTRATIONS = ("glass", "relu", "theorem1")
 
 
 def figure(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Figure 2 (glass), Figure 3 (relu), Theorem 1 on real networks (theorem1, a "
-            "minute), or an experiment that was run (see aliceopt list)."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write, .png, .svg or .pdf; the default is out/NAME.png, and for an "
-            "experiment figures/NAME.png among its records."
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the glass or the networks; relu has none.")
-    ] = 0,
-    scale: Annotated[str, typer.Option(help="Of an experiment: paper, lab or smoke.")] = "lab",
-    records: Annotated[
-        Path | None, typer.Option(help="Of an experiment: the folder of its records.")
-    ] = None,
+    name: options.Figure,
+    out: options.FigureFile = None,
+    seed: options.FigureSeed = 0,
+    scale: options.RecordsScale = "lab",
+    records: options.Records = None,
 ) -> None:
     """Draw an illustration from real kinks and gradients, or an experiment from its records."""
     from aliceopt.lab.plan import EXPERIMENTS
@@ -46,18 +30,16 @@ def figure(
         from aliceopt.lab import figures
     except ImportError as error:
         refuse(needs_lab(error.name))
-    path = out
     try:
         if name in EXPERIMENTS:
-            folder = default_folder(name, scale) if records is None else records
-            written = figures.draw_experiment(folder, out)
+            written = figures.draw_experiment(records_folder(name, scale, records), out)
         else:
             path = Path("out") / f"{name}.png" if out is None else out
             written = _illustration(name, path, seed)
     except ValueError as error:
         refuse(error)
     except OSError as error:
-        refuse(f"cannot write {str(path)!r}: {error.strerror}")
+        refuse(f"cannot write {str(out or error.filename)!r}: {error.strerror}")
     typer.echo(str(written))
 
 

@@ -7,14 +7,38 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from aliceopt.lab.plan import SCALES, settings_of
 from aliceopt.lab.records import RecordError, read_plan, run_folder
 
-__all__ = ["check_not_both", "clear", "default_folder"]
+__all__ = ["check_not_both", "clear", "default_folder", "records_folder"]
 
 
 def default_folder(name: str, scale: str) -> Path:
     """``runs/NAME-SCALE`` in the current folder."""
     return Path("runs") / f"{name}-{scale}"
+
+
+def records_folder(name: str, scale: str, given: Path | None) -> Path:
+    """The folder of an experiment's records, given or the default; told if it has none of them."""
+    settings_of(name, scale)  # refuses a name or scale that there is not
+    folder = default_folder(name, scale) if given is None else given
+    if not (folder / "plan.json").exists():
+        raise RecordError(f"no records in {str(folder)!r}{_elsewhere(name, scale, given)}")
+    there = read_plan(folder)["name"]
+    if there != name:
+        raise RecordError(f"{str(folder)!r} holds the records of {there!r}, not of {name!r}")
+    return folder
+
+
+def _elsewhere(name: str, scale: str, given: Path | None) -> str:
+    """Where there are some instead, or how to make them."""
+    if given is not None:
+        return ": it has no plan.json"
+    others = [s for s in SCALES if (default_folder(name, s) / "plan.json").exists()]
+    if others:
+        return f"; there are some at {' and '.join(f'--scale {s}' for s in others)}"
+    said = "" if scale == "lab" else f" --scale {scale}"
+    return f": make some with aliceopt run {name}{said}, or name their folder with --records"
 
 
 def check_not_both(resume: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,25 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aliceopt import __version__
-from aliceopt.cli.folders import check_not_both, clear, default_folder
+from aliceopt.cli import options
+from aliceopt.cli.folders import check_not_both, clear, default_folder, records_folder
 from aliceopt.cli.refusal import needs_lab, refuse
 
 if TYPE_CHECKING:
     from aliceopt.lab.plan import Plan
-
-Out = Annotated[Path | None, typer.Option(help="Folder for records, figures and report.")]
-Device = Annotated[
-    str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes every GPU there is.")
-]
-Workers = Annotated[
-    int | None, typer.Option(help="Runs at once; the default is one a GPU, or one a CPU core.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the records in the folder.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the folder's old records.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,42 +41,30 @@ def split_names(names: str | None) -> list[str] | None:
 
 
 def run(
-    experiment: Annotated[str, typer.Argument(help="See aliceopt list.")],
-    scale: Annotated[
-        str,
-        typer.Option(
-            help="paper (days), lab (minutes to hours on one GPU) or smoke (seconds on a CPU)."
-        ),
-    ] = "lab",
-    seeds: Annotated[int | None, typer.Option(help="How many seeds.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one value, like train.epochs=10; repeat for more."),
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Only these methods, separated by commas.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the data sets. Without it, smoke makes small data of its own and the "
-            "others look where aliceopt data where says."
-        ),
-    ] = None,
-    out: Out = None,
-    device: Device = "auto",
-    workers: Workers = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    tensorboard: TensorBoard = False,
-    dry_run: DryRun = False,
+    experiment: options.Experiment,
+    scale: options.Scale = "lab",
+    seeds: options.Seeds = None,
+    set_: options.Set = None,
+    methods: options.Methods = None,
+    data: options.Data = None,
+    out: options.Out = None,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    tensorboard: options.TensorBoard = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Run one of the paper's experiments, then print its table beside the paper's."""
-    from aliceopt.lab import carry_out
+    from aliceopt.lab import carry_out, preview
+    from aliceopt.lab.lock import locked
     from aliceopt.lab.plan import experiment_plan
 
     folder = default_folder(experiment, scale) if out is None else out
-    with carry_out.told(refuse, needs_lab):
+    with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
+        carry_out.check_experiment(experiment, scale)
+        if not dry_run:
+            stack.enter_context(locked(folder))
         root_folder = carry_out.data_root(experiment, scale, data, folder, make=not dry_run)
         plan = experiment_plan(
             experiment,
@@ -99,7 +75,7 @@ def run(
             root=root_folder,
         )
         if dry_run:
-            carry_out.print_plan(plan)
+            preview.print_plan(plan)
             return
         carry_out.check_data(plan)
         if overwrite:
@@ -132,20 +108,17 @@ def end(plan: Plan, folder: Path, finished: bool) -> None:
 
 
 def table(
-    experiment: Annotated[str, typer.Argument(help="See aliceopt list.")],
-    scale: Annotated[str, typer.Option(help="paper, lab or smoke.")] = "lab",
-    out: Annotated[Path | None, typer.Option(help="The folder of the records.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the table to this file.")
-    ] = None,
+    experiment: options.Experiment,
+    scale: options.RecordsScale = "lab",
+    records: options.Records = None,
+    json_file: options.Json = None,
 ) -> None:
     """Print an experiment's min, median and max over seeds beside the paper's."""
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.table import experiment_table
 
-    folder = default_folder(experiment, scale) if out is None else out
     with carry_out.told(refuse, needs_lab):
-        carry_out.check_experiment(experiment, scale)
+        folder = records_folder(experiment, scale, records)
         carry_out.print_experiment(folder)
         if json_file is not None:
             content: dict[str, Any] = experiment_table(folder)

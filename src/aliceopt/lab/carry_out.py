@@ -21,6 +21,7 @@ from aliceopt.lab.live import Live
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, PlanError, experiment_plan, settings_of
 from aliceopt.lab.pool import execute, outstanding
 from aliceopt.lab.records import RecordError, read_plan, read_runs
+from aliceopt.lab.words import counted
 
 __all__ = [
     "How",
@@ -33,7 +34,6 @@ __all__ = [
     "missing",
     "print_experiment",
     "print_experiments",
-    "print_plan",
     "print_study",
     "told",
 ]
@@ -75,7 +75,7 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
     plan.document["command"] = _command()
     console = stdout_console()
     if title:
-        console.print(f"{title}: {len(todo)} runs", highlight=False)
+        console.print(f"{title}: {counted(len(todo), 'run')}", highlight=False)
     try:
         with Live(plan.document, console, [(run.method, run.seed) for run in todo]) as live:
             execute(
@@ -110,7 +110,7 @@ def _devices(device: str) -> list[str]:
     if kind != "cuda" or not (number or "0").isdecimal():
         raise PlanError(f"--device must be auto, cpu, cuda or cuda:N; got {device!r}")
     if int(number or 0) >= count:
-        raise PlanError(f"--device {device}: there are {count} CUDA devices here")
+        raise PlanError(f"--device {device}: there are {counted(count, 'CUDA device')} here")
     return [f"cuda:{number or 0}"]
 
 
@@ -122,7 +122,7 @@ def begun(folder: Path) -> bool:
 def missing(plan: Plan, folder: Path) -> list[str]:
     """The runs that have no end: interrupted, failed, or never begun."""
     if not (folder / "plan.json").exists():
-        return [f"all {len(plan.runs)} runs"]
+        return [f"all {counted(len(plan.runs), 'run')}"]
     records = read_runs(folder, plan.document)
     return [
         f"{r.label} seed {r.seed} ({r.status})"
@@ -184,28 +184,6 @@ def print_experiments() -> None:
         table.add_row(name, about["title"], about["paper"].split(":")[0], *costs)
     stdout_console().print(table)
     print("Costs are gradient evaluations at each scale. Run one: aliceopt run NAME --scale smoke")
-
-
-def print_plan(plan: Plan, tuning: Plan | None = None) -> None:
-    """What would be run, and what it would cost in gradient evaluations."""
-    document, console = plan.document, stdout_console()
-    table = Table("method", "optimizer", "options", "runs", "steps a run", "gradients", title=None)
-    for key, method in document["methods"].items():
-        runs = [run for run in document["runs"] if run["method"] == key]
-        options = ", ".join(f"{k}={v}" for k, v in method["options"].items())
-        cost = sum(run["gradients"] for run in runs)
-        row = (method["label"], method["optimizer"], options)
-        table.add_row(*row, str(len(runs)), str(runs[0]["steps"]), f"{cost:,}")
-    console.print(document["title"], markup=False)
-    console.print(table)
-    for key in ("problem", "training"):
-        shown = ", ".join(f"{k}={v}" for k, v in document[key].items())
-        console.print(f"{key}: {shown}", highlight=False, markup=False, soft_wrap=True)
-    seeds = f"{len(document['seeds'])} seed" + "s" * (len(document["seeds"]) != 1)
-    console.print(f"in all {len(plan.runs)} runs, {seeds}, {plan.gradients:,} gradient evaluations")
-    if tuning is not None:
-        cost = f"{len(tuning.runs)} runs, {tuning.gradients:,} gradient evaluations"
-        console.print(f"before that, tuning of learning rates: {cost}")
 
 
 def print_experiment(folder: Path) -> None:

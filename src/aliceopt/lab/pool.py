@@ -22,6 +22,7 @@ from aliceopt.lab.plan import Plan, PlanError
 from aliceopt.lab.records import RunRecord, read_plan, read_runs, write_plan
 from aliceopt.lab.spec import Run
 from aliceopt.lab.train import Progress, train
+from aliceopt.lab.words import counted
 
 __all__ = ["Watcher", "cores", "execute", "outstanding"]
 
@@ -81,8 +82,8 @@ def outstanding(plan: Plan, folder: Path, *, resume: bool) -> list[Run]:
     begun = [record for record in found.values() if record.status != "missing"]
     if begun and not resume:
         raise PlanError(
-            f"{str(folder)!r} already holds records of {len(begun)} runs: --resume to go on with "
-            "them, --overwrite to begin anew, or another --out"
+            f"{str(folder)!r} already holds records of {counted(len(begun), 'run')}: --resume to "
+            "go on with them, --overwrite to begin anew, or another --out"
         )
     todo = []
     for run in plan.runs:

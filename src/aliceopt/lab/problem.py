@@ -283,8 +283,9 @@ def load_function(name: str) -> Callable[[], Any]:
     """The function that ``package.module:function`` or ``path/to/file.py:function`` names."""
     module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name or not function_name.isidentifier():
+        hint = f"; perhaps {name}:problem" if name.endswith(".py") else ""
         raise ProblemError(
-            f"--problem must be package.module:function or file.py:function, got {name!r}"
+            f"--problem must be package.module:function or file.py:function, got {name!r}{hint}"
         )
     module = _load_file(name, module_name) if module_name.endswith(".py") else _load(module_name)
     function = getattr(module, function_name, None)

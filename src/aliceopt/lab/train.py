@@ -36,6 +36,7 @@ from aliceopt.lab.records import (
     versions,
 )
 from aliceopt.lab.spec import Run
+from aliceopt.lab.words import counted
 from aliceopt.landscape import power_law
 from aliceopt.probe import BufferGuard, RandomState
 
@@ -368,7 +369,7 @@ def _set_precision(precision: str) -> None:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{device.type} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"
 
 
 def _now() -> str:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from typing import Any
 
 import pytest
@@ -190,7 +191,9 @@ def test_terminal_shows_every_method_the_target_and_the_finding() -> None:
     text = stream.getvalue()
     for about in plan["methods"].values():
         assert about["label"] in text
-    assert "Target: " in text
+    assert "Final validation accuracy over 3 seeds (higher is better); costs are medians" in text
+    assert re.search(r"gradients +time *\n.* to target +to target", text)
+    assert "Target: accuracy 9" in text
     assert "2 of 3, 1 diverged" in text
     assert "at the end of training, 3 seeds)" in " ".join(text.split())
 
@@ -207,6 +210,7 @@ def test_a_narrow_terminal_keeps_every_number() -> None:
     for s in summarize(plan, runs).methods:
         assert f"{s.median:.4g}" in text
     assert "(2 of" in text
+    assert re.search(r"grads to +time to *\n.* target +target *\n", text)
 
 
 def test_terminal_survives_a_study_without_results() -> None:

@@ -15,6 +15,7 @@ from aliceopt.lab.plan import EXPERIMENTS, experiment_plan
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.summary import outcome
 from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.words import counted
 
 __all__ = ["data_name", "differences", "lost", "remark", "setting", "title_of"]
 
@@ -36,8 +37,7 @@ def setting(plan: Plan, runs: Sequence[RunRecord]) -> str:
     said += [_length(plan["training"])] if plan.get("training") else []
     batch = _batch_size(plan)
     said += [f"batch size {batch}"] if batch is not None else []
-    count = len(plan["seeds"])
-    return ", ".join([*said, f"{count} seed" + "s" * (count != 1)])
+    return ", ".join([*said, counted(len(plan["seeds"]), "seed")])
 
 
 def data_name(plan: Plan, runs: Sequence[RunRecord]) -> str:
@@ -178,8 +178,7 @@ def _differ(method: Mapping[str, Any], wanted: Run) -> bool:
 
 def _length(train: Mapping[str, Any]) -> str:
     unit = "steps" if "steps" in train else "epochs"
-    count = train[unit]
-    return f"{count:,} {unit if count != 1 else unit[:-1]}"
+    return counted(train[unit], unit[:-1])
 
 
 def _batch_size(plan: Plan) -> int | None:

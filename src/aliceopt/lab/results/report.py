@@ -6,7 +6,6 @@ off. What did not finish is said as plainly as what did.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -30,6 +29,7 @@ from aliceopt.lab.results.report_tables import (
 )
 from aliceopt.lab.results.summary import Summary, describe_counts, outcome, reason, summarize
 from aliceopt.lab.results.table import unique_labels
+from aliceopt.lab.words import counted, settings_in_words, training_in_words
 
 __all__ = ["write_report"]
 
@@ -70,7 +70,7 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
         _missing_section(runs),
         _reading_section(plan),
         _setting_section(plan, runs, summary),
-        _section("All runs", _folded(f"{len(runs)} planned runs", run_table(plan, runs))),
+        _section("All runs", _folded(counted(len(runs), "planned run"), run_table(plan, runs))),
         _reproduce_section(plan, runs),
     ]
     path = place / "report.html"
@@ -109,7 +109,7 @@ def _header(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary
     scale = f", scale {plan['scale']}" if plan["kind"] == "experiment" else ""
     facts = [
         problem_name(plan),
-        f"{len(plan['methods'])} methods, {len(plan['seeds'])} seeds",
+        f"{counted(len(plan['methods']), 'method')}, {counted(len(plan['seeds']), 'seed')}",
         f"runs: {describe_counts(summary.counts)}",
         _dates(runs),
     ]
@@ -217,13 +217,13 @@ def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
         "Command": str(plan.get("command") or ""),
         "Problem": problem_name(plan),
         "Data": data_note(plan, runs) + _generated(plan, runs),
-        "Model": _settings(model) if isinstance(model, Mapping) else "",
+        "Model": settings_in_words(model) if isinstance(model, Mapping) else "",
         "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
         "Budget": f"{_range(steps)} steps a run, equal {plan.get('budget', 'steps')}",
-        "Training": _settings(training),
+        "Training": training_in_words(training, _schedules(runs)) if training else "",
         "Learning rates": f"{_rates(plan)}; see below",
         "Seeds": ", ".join(map(str, plan["seeds"])),
-        "Versions": _unique(_settings(s.get("versions") or {}) for s in starts),
+        "Versions": _unique(settings_in_words(s.get("versions") or {}) for s in starts),
         "Device": _unique(str(s.get("device", "")) for s in starts),
         "Date": _unique(str(s.get("time", "")) for s in starts[:1]),
         "In all": f"{show_count(summary.gradients)} gradient evaluations, "
@@ -231,6 +231,12 @@ def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
     }
     settings = _folded("Settings of every method", settings_table(plan))
     return _section("How it was run", _pairs(facts) + settings)
+
+
+def _schedules(runs: Sequence[RunRecord]) -> dict[str, Mapping[str, Any]]:
+    """The schedule of every method that has begun, by its label."""
+    found = {run.label: (run.config.get("training") or {}).get("schedule") for run in runs}
+    return {label: schedule for label, schedule in found.items() if schedule is not None}
 
 
 def _rates(plan: Mapping[str, Any]) -> str:
@@ -259,16 +265,6 @@ def _range(numbers: Sequence[int]) -> str:
 
 def _unique(values: Any) -> str:
     return "; ".join(dict.fromkeys(v for v in values if v))
-
-
-def _settings(values: Mapping[str, Any]) -> str:
-    """``name: value`` pairs in a line; what is nested stays JSON, what is unset is left out."""
-    told = []
-    for name, value in values.items():
-        if value is not None:
-            plain = value if isinstance(value, str | int | float) else json.dumps(value)
-            told.append(str(plain) if name == "name" else f"{name.replace('_', ' ')} {plain}")
-    return ", ".join(told)
 
 
 def _reproduce_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aliceopt.lab.records import RunRecord, Status
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -254,10 +255,13 @@ def print_summary(
     from aliceopt.lab.results.finding import find
 
     summary = summarize(plan, runs, target)
+    metric, seeds = plan["metric"], counted(len(plan["seeds"]), "seed")
+    judged = f"Final validation {metric} over {seeds} ({plan['better']} is better)"
+    console.print(Text(f"{judged}; costs are medians"))
     console.print(_table(plan, summary, console.width))
     if summary.target is not None:
-        value = show_value(summary.target.value, plan["metric"])
-        console.print(Text(f"Target: {value}, {summary.target.rule}."), style="dim")
+        value = show_value(summary.target.value, metric)
+        console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")
     console.print(Padding(Text(find(plan, runs, summary).paragraph), (1, 0, 0, 0)))
 
 
@@ -268,9 +272,11 @@ def _table(plan: Mapping[str, Any], summary: Summary, width: int) -> Table:
 
     wide = width >= 112
     best = best_method(plan, summary)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(wide), 0, 0))
     table.add_column("method", overflow="fold")
-    costs = ("gradients", "time", "to target", "") if wide else ("grads", "time", "target", "")
+    costs = ("gradients", "time", "gradients\nto target", "time\nto target")
+    if not wide:
+        costs = ("grads", "time", "grads to\ntarget", "time to\ntarget")
     for name in ("min", "median", "max", *costs):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:

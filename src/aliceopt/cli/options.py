@@ -1,0 +1,136 @@
+"""Options of ``run``, ``study``, ``table`` and ``figure``: each is said once, whoever takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# ---- what is run, and where it goes ------------------------------------------------------------
+
+Experiment = Annotated[str, typer.Argument(help="See aliceopt list.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for records, figures and report; the default is in runs, named after what "
+        "is run."
+    ),
+]
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes every GPU there is.")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Runs at once; the default is one a GPU, or one a CPU core.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the records in the folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the folder's old records.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")
+]
+
+# ---- of an experiment --------------------------------------------------------------------------
+
+Scale = Annotated[
+    str,
+    typer.Option(
+        help="paper (days), lab (minutes to hours on one GPU) or smoke (seconds on a CPU)."
+    ),
+]
+Seeds = Annotated[int | None, typer.Option(help="How many seeds; the default is the scale's.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one value, like train.epochs=10; repeat for more."),
+]
+Methods = Annotated[str | None, typer.Option(help="Only these methods, separated by commas.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the data sets. Without it, smoke makes small data of its own and the "
+        "others look where aliceopt data where says."
+    ),
+]
+
+# ---- of an experiment that was run -------------------------------------------------------------
+
+RecordsScale = Annotated[
+    str, typer.Option("--scale", help="Of the experiment: paper, lab or smoke.")
+]
+Records = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the experiment's records; the default is runs/NAME-SCALE."),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the table to this file.")]
+Figure = Annotated[
+    str,
+    typer.Argument(
+        help="Figure 2 (glass), Figure 3 (relu), Theorem 1 on real networks (theorem1, a "
+        "minute), or an experiment that was run (see aliceopt list)."
+    ),
+]
+FigureFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="File to write, .png, .svg or .pdf; the default is out/NAME.png, and for an "
+        "experiment figures/NAME.png among its records.",
+    ),
+]
+FigureSeed = Annotated[
+    int, typer.Option("--seed", help="Seed of the glass or the networks; relu has none.")
+]
+
+# ---- of a study --------------------------------------------------------------------------------
+
+Problem = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own problem, package.module:function or file.py:function, a function "
+        "without arguments that returns model, loss, train and validation data (start from "
+        "aliceopt new-problem). The default is a small convnet on scikit-learn's digits."
+    ),
+]
+Terms = Annotated[
+    str | None,
+    typer.Option(
+        help="Curvature terms, by commas, of none, glass, abs, glass+abs, rms, signed, "
+        "glass+signed; the default is all but the last."
+    ),
+]
+Steps = Annotated[
+    str | None, typer.Option(help="naq (accelerated), full (quasi-Newton), or both: naq,full.")
+]
+Baselines = Annotated[
+    str | None,
+    typer.Option(
+        help="By commas, of adam, adamw, sgd-m, nesterov, adahessian, schedule-free, muon; "
+        "default all; '' for none."
+    ),
+]
+StudySeeds = Annotated[
+    int | None, typer.Option("--seeds", help="How many seeds; the default is 5.")
+]
+Epochs = Annotated[
+    float | None, typer.Option(help="Passes over the training data; the default is 8.")
+]
+Tune = Annotated[
+    int, typer.Option(help="Learning rates to try for every method; 1 takes the usual one.")
+]
+Limit = Annotated[str, typer.Option(help="What bounds Alice's steps: fixed or adam.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(help="Alice's rate for naq, or the middle one to try; full's is lower."),
+]
+QuickSteps = Annotated[
+    int | None,
+    typer.Option(
+        help="Alice's steps with one gradient between those with three; the default is 3."
+    ),
+]
+Budget = Annotated[
+    str, typer.Option(help="What all methods get the same number of: steps or gradients.")
+]
+Goal = Annotated[
+    float | None, typer.Option(help="Metric to reach; the default is computed and stated.")
+]
