@@ -51,14 +51,14 @@ class Ready:
             param.grad = None
         self._prepared.clear()
         for i in range(self._calls, self._calls + steps * self.rounds):
-            grads = self._sets[i % self.rounds - self.rounds]
-            self._prepared.append([grad.clone() for grad in grads])
+            self._prepared.append(self._made(i))
+
+    def _made(self, call: int) -> list[Tensor]:
+        return [grad.clone() for grad in self._sets[call % self.rounds - self.rounds]]
 
     def __call__(self) -> Tensor:
-        """Assign the next set; the loss is a constant."""
-        if not self._prepared:
-            self.prepare(1)
-        grads = self._prepared.popleft()
+        """Assign the next set, made now if it is not prepared; the loss is a constant."""
+        grads = self._prepared.popleft() if self._prepared else self._made(self._calls)
         self._calls += 1
         self._held += grads if self.hold else []
         for param in reversed(self._params):
@@ -133,9 +133,8 @@ class Running:
 class Contender:
     """One row. ``make(workload, capturable)`` sets it up, ready for its first timed step.
 
-    ``traffic`` is the bytes a parameter that one pass over memory must read and write, ``held``
-    the bytes a parameter that a step keeps by design beside parameters, one gradient and state, and
-    ``side_gradients`` how many of the ready gradients it would have to hold as well.
+    ``traffic`` is the bytes a parameter that one pass over memory must read and write, and ``held``
+    the bytes a parameter that a step keeps by design beside parameters, one gradient and state.
     """
 
     name: str
@@ -143,7 +142,6 @@ class Contender:
     traffic: int
     make: Callable[[Workload, bool], Running]
     held: int = 0
-    side_gradients: int = 0
 
 
 def contenders(dtype: torch.dtype, implementation: str, device: torch.device) -> list[Contender]:
@@ -157,7 +155,7 @@ def contenders(dtype: torch.dtype, implementation: str, device: torch.device) ->
         Contender("adamw_foreach", "AdamW foreach", 7 * item, partial(_adamw, form="foreach")),
         Contender("schedule_free", "schedule-free AdamW", 7 * item, _schedule_free),
         Contender("alice_quick", "Alice quick", quick, partial(alice, full=False), held=4),
-        Contender("alice_full", "Alice full", full, partial(alice, full=True), 4 + 2 * item, 2),
+        Contender("alice_full", "Alice full", full, partial(alice, full=True), 4 + 2 * item),
     ]
 
 
@@ -166,10 +164,11 @@ def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
 
     P and G are a parameter's and a gradient's bytes, S those of the state. An update reads g0, g,
     s, rho, h and mu and writes g, s, nu and the parameter; a full one also reads two gradients
-    and writes rho and h. On CUDA, in full precision, parameters are pointed at nu, and a side is
-    nu read and a scratch copy written. Elsewhere departing reads the parameter and nu and writes
-    mu aside and the parameter, and two moves read nu and write the parameter. Low precision adds
-    a master copy, read at departure and written by the update, and nu in a full update.
+    and writes rho and h. Captured on CUDA, in full precision, parameters are pointed at nu and at
+    the two sides, which the step before has written beside nu: here that is a full one too.
+    Elsewhere departing reads the parameter and nu and writes mu aside and the parameter, and two
+    moves read nu and write the parameter. Low precision adds a master copy, read at departure and
+    written by the update, and nu in a full update.
     """
     P = G = dtype.itemsize
     S = torch.promote_types(dtype, torch.float32).itemsize
@@ -177,7 +176,7 @@ def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
     update = G + 5 * S + 3 * S + P + low
     full_update = update + 2 * G + 2 * S + low
     if device.type == "cuda" and not low:
-        return update, 2 * (S + P) + full_update
+        return update, full_update + 2 * P
     depart, move = 2 * P + 2 * S + low, S + P
     return depart + update, depart + 2 * move + full_update
 

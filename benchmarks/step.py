@@ -8,11 +8,11 @@ Columns. "device": the step replayed from a CUDA graph, host work hidden; where 
 captured its launches are queued ahead instead and the note says so. "eager": a loop over plain
 steps, host work included. Each with its ratio to fused AdamW. "B/param": bytes that one pass must
 read and write, and "TB/s" what that makes of the device time (the eager one on a CPU). "state" is
-kept between steps, "extra" only during one, side gradients included: measured on CUDA, counted by
-design elsewhere. "peak": parameters, one set of gradients, state and extra. "first use": from the
-constructor to the end of the first step of that kind, compilation included; ``--cold-cache`` keeps
-kernels compiled by earlier processes out of it. The header has the same for Alice's first four
-steps: a full, a quick, a full and a quick one.
+kept between steps, "extra" only during an uncaptured one, beside one set of gradients: measured on
+CUDA, counted by design elsewhere. "peak": parameters, one set of gradients, state and extra.
+"first use": from the constructor to the end of the first step of that kind, compilation included;
+``--cold-cache`` keeps kernels compiled by earlier processes out of it. The header has the same for
+Alice's first four steps: a full, a quick, a full and a quick one.
 
 Gradients are new tensors each time, as autograd's are; making them and giving their memory back is
 not part of a step's time.
@@ -166,9 +166,8 @@ def inspect(row: Row, contender: Contender, workload: Workload) -> None:
     row.state_bytes_per_param = running.state_bytes / numel
     row.extra_bytes_per_param = contender.held if isinstance(running.optimizer, Alice) else None
     if cuda:
-        own = _peak_of(running, device) - before
         gradients = numel * workload.dtype.itemsize
-        extra = own - running.state_bytes + contender.side_gradients * gradients
+        extra = _peak_of(running, device) - before - running.state_bytes - gradients
         row.extra_bytes_per_param, row.extra_measured = extra / numel, True
         row.peak_bytes = 2 * gradients + running.state_bytes + extra
     workload.clear()
@@ -181,8 +180,11 @@ def _allocated(device: torch.device) -> int:
 
 
 def _peak_of(running: Running, device: torch.device) -> int:
+    """Of a step whose gradients come one set after another, as autograd's do."""
+    assert running.optimizer is not None
     for _ in range(2):
         running.step()
+    running.optimizer.zero_grad()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     running.step()
@@ -202,7 +204,10 @@ def eager_task(row: Row, contender: Contender, workload: Workload) -> Task | Non
 def device_task(row: Row, contender: Contender, workload: Workload) -> Task | None:
     """The step in a CUDA graph; where that fails, its launches queued ahead."""
     try:
-        replay = contender.make(workload, True).capture()
+        running = contender.make(workload, True)
+        if running.optimizer is None:  # in a graph a copy is slower than by itself
+            return Task(running.step, clock="device")
+        replay = running.capture()
         replay()
         torch.cuda.synchronize(workload.device)
         return Task(replay, clock="device")

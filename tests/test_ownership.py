@@ -202,7 +202,7 @@ def test_autograds_gradients_are_owned_and_kept_as_they_are() -> None:
             assert is_owned(param), (name, references(param))
             address = param.grad.data_ptr()
             assert kept(param).data_ptr() == address
-            assert Keeper().keep(param, name).data_ptr() == address
+            assert Keeper().keep([param], [name])[0].data_ptr() == address
     handle.remove()
 
 
@@ -220,11 +220,11 @@ def test_a_gradient_that_several_evaluations_share_is_not_copied_twice() -> None
     places = []
     for place in ("plus", "minus", "plus", "minus"):
         reused_buffer(param, torch.ones(SIZE), held)
-        places.append(keeper.keep(param, place).data_ptr())
+        places.append(keeper.keep([param], [place])[0].data_ptr())
     assert places[:2] == places[2:]
     assert len({*places, held[0].data_ptr()}) == 3
     param.grad = torch.ones(2 * SIZE)[::2]  # another layout
-    assert torch.equal(keeper.keep(param, "plus"), param.grad)
+    assert torch.equal(*keeper.keep([param], ["plus"]), param.grad)
 
 
 def test_where_torch_cannot_count_everything_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

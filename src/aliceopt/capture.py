@@ -12,6 +12,8 @@ registered with the graph, and the host sets all of them alike before a replay.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .kernels import Backend, Backends, Job
 from .kernels.pointing import go_home
-from .kernels.recording import Recorder, Rehearsal, Sender
+from .kernels.recording import Moment, Recorder, Rehearsal, Sender
+from .kernels.sides import Sides
 from .layout import is_dtensor, local
 from .options import check_groups, has_curvature, probe_radius
 from .ownership import kept
@@ -56,6 +60,22 @@ def capture(
     return CapturedStep(optimizer, closure, static_inputs)
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect garbage now and not for a while.
+
+    A graph that dies while another is captured takes the random generator's state along.
+    """
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class _GraphRandom(RandomState):
     """Gives every evaluation of a step its own state of the default generator."""
 
@@ -72,16 +92,16 @@ class _GraphRandom(RandomState):
 class _Serving(Backends):
     """One given Triton backend for all sites."""
 
-    def __init__(self, sender: Sender):
+    def __init__(self, sender: Sender, sides: Sides):
         super().__init__("triton")
         from .kernels.fused import TritonBackend
 
-        self._backend = TritonBackend(sender)
+        self.backend = TritonBackend(sender, sides)
 
     def split(self, sites: Sequence[Site]) -> Iterator[tuple[Backend, list[Site]]]:
         """All sites, if any."""
         if sites:
-            yield self._backend, list(sites)
+            yield self.backend, list(sites)
 
 
 @dataclass
@@ -129,20 +149,21 @@ class CapturedStep:
     # ---- recording ----------------------------------------------------------------------------
 
     def _record(self) -> None:
-        with warnings.catch_warnings():
+        with _no_collection(), warnings.catch_warnings():
             # Gradients accumulated on another stream than usual: that is what a capture does.
             warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
             self._record_all()
 
     def _record_all(self) -> None:
         self._recordings.clear()
-        self._sites()
-        self._fingerprint = self._structure()
-        self._known_sites = self.optimizer._sites
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             self._make_states()
+            self._fingerprint, self._known_sites = self._structure(), self.optimizer._sites
+            self._sides = Sides(self._sites())
+            self._writer = _Serving(Sender(), self._sides).backend
+            self._radii = self._radii_now()
             sizes = {full: self._rehearse(full) for full in self._kinds()}
         torch.cuda.current_stream(self._device).wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
@@ -196,7 +217,7 @@ class CapturedStep:
         Returns the bytes of launch tables and numbers it needed.
         """
         rehearsal = Rehearsal()
-        probe = self._probe(full, _Serving(rehearsal))
+        probe = self._probe(full, _Serving(rehearsal, self._sides))
         watch = self.optimizer._watch_buffers(probe)
         try:
             self._run(probe)
@@ -227,7 +248,7 @@ class CapturedStep:
         try:
             with torch.cuda.graph(graph, pool=pool):
                 random = _GraphRandom(self._generator, [*extra, main])
-                probe = self._probe(full, _Serving(recorder), random)
+                probe = self._probe(full, _Serving(recorder, self._sides), random)
                 loss = self._run(probe)
         except BaseException:
             # Nothing has run, so nothing needs undoing but where parameters point.
@@ -243,7 +264,7 @@ class CapturedStep:
             grads=[site.param.grad for site in probe.sites],
             sides=[(site.plus, site.minus) for site in probe.sites],
             extra_states=extra,
-            loss=loss,
+            loss=tree_map(_detached, loss),
         )
 
     # ---- replaying ----------------------------------------------------------------------------
@@ -275,13 +296,30 @@ class CapturedStep:
         if not self._recordings[full].recorder.fits({job.site: job.rates for job in jobs}):
             self._record()  # parameters that shared their numbers have been updated unequally since
             jobs = self._jobs(self._sites(), full)
-        recording = self._recordings[full]
+        self._replay(self._recordings[full], jobs, full)
+        optimizer._count(jobs, full)
+        return self._recordings[full].loss
+
+    def _replay(self, recording: _Recording, jobs: list[Job], full: bool) -> None:
+        draw, ahead = self.optimizer._draw(), self._ahead(full)
+        if full:
+            self._writer.write_sides(self._sides.missing(draw), draw)
         for state in recording.extra_states:
             state.set_state(self._generator.get_state())
-        recording.recorder.stage(optimizer._draw(), {job.site: job.rates for job in jobs})
+        recording.recorder.stage(Moment(draw, {job.site: job.rates for job in jobs}, ahead))
         recording.graph.replay()
-        optimizer._count(jobs, full)
-        return recording.loss
+        self._sides.note(recording.sites, draw._replace(step=draw.step + 1), ahead or {})
+
+    def _radii_now(self) -> dict[int, float]:
+        return {id(group): probe_radius(group) for group in self.optimizer.param_groups}
+
+    def _ahead(self, full: bool) -> dict[int, float] | None:
+        """The next step's radii, if it is a full one and no schedule is seen to change them."""
+        optimizer = self.optimizer
+        before, self._radii = self._radii, self._radii_now()
+        advances = full or not optimizer._full_due()  # else this one's full step stays due
+        due = (optimizer._shared("cadence") + 1) % (optimizer._shared("quick_steps") + 1) == 0
+        return self._radii if advances and due and self._radii == before else None
 
     def _jobs(self, sites: list[Site], full: bool) -> list[Job]:
         """The updates of the recorded step, with radii and gradients as they will be."""
@@ -291,6 +329,11 @@ class CapturedStep:
         for site, grad in zip(sites, recording.grads, strict=True):
             site.param.grad = grad
         return jobs_of(recording.sites, full=full)
+
+
+def _detached(value: Any) -> Any:
+    """Without its autograd graph, which would keep nodes alive that belong to the capture."""
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _check(optimizer: Alice) -> torch.device:

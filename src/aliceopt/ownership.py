@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -110,15 +110,17 @@ class Keeper:
     def __init__(self) -> None:
         self._places: dict[Hashable, Tensor] = {}
 
-    def keep(self, param: Tensor, place: Hashable) -> Tensor:
-        """The gradient, local; what was kept at this place before is overwritten."""
-        if param.device.type == "cpu" and is_owned(param):
-            assert param.grad is not None
-            return param.grad
+    def keep(self, params: Sequence[Tensor], places: Sequence[Hashable]) -> list[Tensor]:
+        """The gradients, local; what was kept at these places before is overwritten."""
+        if any(param.device.type != "cpu" for param in params):
+            return _copies([local(param.grad) for param in params if param.grad is not None])
+        return [self._keep(param, place) for param, place in zip(params, places, strict=True)]
+
+    def _keep(self, param: Tensor, place: Hashable) -> Tensor:
         assert param.grad is not None
+        if is_owned(param):
+            return param.grad
         mine = local(param.grad)
-        if mine.device.type != "cpu":
-            return mine.clone()
         there = self._places.get(place)
         if there is None or not _alike(there, mine):
             there = self._places[place] = torch.empty_like(mine)
@@ -127,6 +129,14 @@ class Keeper:
     def forget(self) -> None:
         """Let go of the memory."""
         self._places.clear()
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of all tensors in a few launches."""
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    if made:
+        torch._foreach_copy_(made, list(tensors))
+    return made
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

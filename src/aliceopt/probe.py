@@ -186,19 +186,20 @@ class Probe:
             return
         for param, grad in self._foreign:
             param.grad = grad
+        measured = [s for s in self.sites if s.param.grad is not None and s.radius > 0]
+        for site, grad in zip(measured, self._kept(measured, round_name), strict=True):
+            setattr(site, round_name, grad)
         for site in self.sites:
-            if site.param.grad is not None and site.radius > 0:
-                setattr(site, round_name, self._kept(site, round_name))
             site.param.grad = None
 
-    def _kept(self, site: Site, round_name: Round) -> Tensor:
-        """A side's gradient, unscaled, and safe from the next evaluation."""
+    def _kept(self, sites: Sequence[Site], round_name: Round) -> list[Tensor]:
+        """A side's gradients, unscaled, and safe from the next evaluation."""
+        params = [site.param for site in sites]
         if self.scaler is not None:
-            assert site.param.grad is not None
-            return unscaled(site.param.grad, self.scaler)
+            return [unscaled(p.grad, self.scaler) for p in params if p.grad is not None]
         if self.keep is not None:
-            return self.keep(site.param)
-        return self.backends.keeper.keep(site.param, (site.index, round_name))
+            return [self.keep(param) for param in params]
+        return self.backends.keeper.keep(params, [(site.index, round_name) for site in sites])
 
     @torch.no_grad()
     def settle(self) -> None:

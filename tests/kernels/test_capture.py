@@ -56,8 +56,8 @@ class Run:
     def _capture(self) -> aliceopt.CapturedStep:
         return aliceopt.capture(self.optimizer, self._closure, (self.x, self.y))
 
-    def train(self, x: Tensor, y: Tensor) -> None:
-        if self.step is not None:
+    def train(self, x: Tensor, y: Tensor, *, replay: bool = True) -> None:
+        if self.step is not None and replay:
             loss = self.step(x, y)
         else:
             self.x.copy_(x)
@@ -105,6 +105,92 @@ def test_captured_and_uncaptured_runs_are_equal_to_the_bit(options: dict[str, An
     pairs = zip(runs[0].everything(), runs[1].everything(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert runs[0].optimizer.telemetry() == runs[1].optimizer.telemetry()
+
+
+def intervene(run: Run, change: str, i: int) -> None:
+    """Something a user may do before step ``i`` that the step before could not foresee."""
+    groups = run.optimizer.param_groups
+    if change == "a schedule":
+        groups[0]["lr"] *= 0.9
+    elif change == "another radius" and i in (3, 7):
+        groups[0]["probe_radius"] = 0.02 * i
+    elif change == "another seed" and i == 6:
+        groups[0]["seed"] = 5
+    elif change == "fewer quick steps" and i == 4:
+        groups[0]["quick_steps"] = 0
+    elif change == "an edited center" and i in (3, 6):
+        run.optimizer.state[run.model[4].weight]["probe_center"].mul_(1.01)
+    elif change == "an edited parameter" and i == 3:
+        with torch.no_grad():
+            run.model[4].weight.mul_(1.01)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("quick_steps", [0, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "nothing",
+        "a schedule",
+        "another radius",
+        "another seed",
+        "fewer quick steps",
+        "an edited center",
+        "an edited parameter",
+        "uncaptured steps",
+    ],
+)
+def test_what_no_step_could_foresee_is_followed(change: str, quick_steps: int) -> None:
+    """The sides of a full step are written by the step before; captured runs stay bit-equal."""
+    runs = [Run(captured, quick_steps=quick_steps) for captured in (False, True)]
+    for run in runs:
+        torch.cuda.manual_seed(7)
+        for i, (x, y) in enumerate(zip(*batches(11), strict=True)):
+            intervene(run, change, i)
+            run.train(x, y, replay=change != "uncaptured steps" or i not in (2, 3, 6))
+    assert runs[0].losses == runs[1].losses
+    pairs = zip(runs[0].everything(), runs[1].everything(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("quick_steps", [0, 2])
+def test_a_full_step_finds_its_sides_written(
+    quick_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a steady radius only the first full step of all writes them; with a schedule, each."""
+    run = Run(captured=True, quick_steps=quick_steps)
+    assert run.step is not None
+    written: list[int] = []
+    monkeypatch.setattr(
+        run.step._writer, "write_sides", lambda sites, draw: written.append(len(sites))
+    )
+    x, y = (t[0] for t in batches(1))
+    for _ in range(3 * quick_steps + 3):
+        run.step(x, y)
+    everything = len(list(run.model.parameters()))
+    assert written == [everything, 0, 0]
+    for _ in range(quick_steps + 1):
+        run.optimizer.param_groups[0]["lr"] *= 0.9
+        run.step(x, y)
+    assert written[3:] == [everything]
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_steps_replay_what_was_captured_and_return_a_plain_loss() -> None:
+    """Nothing is captured twice, and no autograd graph of the capture is left behind."""
+    run = Run(captured=True)
+    assert run.step is not None
+    graphs = [recording.graph for recording in run.step._recordings.values()]
+    x, y = (t[0] for t in batches(1))
+    losses = [run.step(x, y) for _ in range(4)]
+    after = [recording.graph for recording in run.step._recordings.values()]
+    assert all(a is b for a, b in zip(graphs, after, strict=True))
+    assert all(loss.grad_fn is None for loss in losses)
 
 
 @pytest.mark.gpu

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from ..layout import is_dtensor, local
 from ..site import Draw, Site, state_dtype
-from . import triton_kernels as tk
+from . import triton_kernels as kernels
+from . import triton_parts as parts
 from .base import Job, Round
 from .eager import EagerBackend, sum_dtype
 from .pointing import go_home, is_swappable, point
-from .recording import Moment, Rehearsal, Rows, Sender
-from .tables import Table, is_supported, laid_out, side_dtype
+from .recording import Moment, Rows, Sender
+from .sides import Sides
+from .tables import Table, is_supported, laid_out, numbers_of, side_dtype
 
 __all__ = ["TritonBackend"]
 
@@ -31,22 +32,32 @@ _WARPS = 4
 _MOST_TABLES = 64
 
 
+class _Route(NamedTuple):
+    """How a list of sites travels: pointed, copied by the kernels, or copied eagerly."""
+
+    pointed: list[Site]
+    copied: list[Table]
+    others: list[Site]
+
+
 class TritonBackend:
     """Multi-tensor kernels for every site they can take; the rest is done eagerly.
 
     Left to `EagerBackend` are parameters whose memory has gaps or more than five separate runs,
-    and the first departure of a parameter that has no state yet.
+    and the first departure of a parameter that has no state yet. With ``sides``, which captured
+    steps have, parameters point at their probe points where they can.
     """
 
     name = "triton"
 
-    def __init__(self, sender: Sender | None = None) -> None:
+    def __init__(self, sender: Sender | None = None, sides: Sides | None = None) -> None:
         self._sender = sender or Sender()
+        self._sides = sides
         self._eager = EagerBackend()
         self._tables: dict[tuple[Any, ...], Table] = {}
         self._able: dict[int, tuple[Site, bool]] = {}
-        self._swaps: dict[int, bool] = {}
-        self._routes: dict[tuple[int, ...], list[tuple[bool, Table]]] = {}
+        self._pointed: dict[int, bool] = {}
+        self._routes: dict[tuple[int, ...], _Route] = {}
         self._aside: dict[int, int] = {}
         self._buffers: list[Tensor] = []
 
@@ -56,79 +67,63 @@ class TritonBackend:
         """Take positions aside and go to the first probe point."""
         self._aside.clear()
         self._buffers.clear()
-        tables, others = self._route(sites)
-        if others:
-            self._eager.depart(others, round_name, draw)
-        for swapping, table in tables:
-            if swapping:
-                self._send_away(table, round_name, draw)
-            else:
-                self._take_aside(table)
-                self._launch_move(table, round_name, draw, depart=True)
+        route = self._route(sites)
+        if route.others:
+            self._eager.depart(route.others, round_name, draw)
+        for site in route.pointed:
+            site.home = site.param.data
+        self._point(route.pointed, round_name)
+        for table in route.copied:
+            self._take_aside(table)
+            self._launch_move(table, round_name, draw, depart=True)
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Go to a probe point."""
-        tables, others = self._route(sites)
-        if others:
-            self._eager.move(others, round_name, draw)
-        for swapping, table in tables:
-            if swapping and round_name == "center":
-                point(table.sites, [site.state["probe_center"] for site in table.sites])
-            else:
-                self._launch_move(table, round_name, draw)
+        route = self._route(sites)
+        if route.others:
+            self._eager.move(route.others, round_name, draw)
+        self._point(route.pointed, round_name)
+        for table in route.copied:
+            self._launch_move(table, round_name, draw)
 
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions."""
-        tables, others = self._route(sites)
-        if others:
-            self._eager.rest(others)
-        for swapping, table in tables:
-            if swapping:
-                go_home(table.sites)
-            else:
-                self._launch_move(table, "rest", Draw(0, 0))
+        route = self._route(sites)
+        if route.others:
+            self._eager.rest(route.others)
+        go_home(route.pointed)
+        for table in route.copied:
+            self._launch_move(table, "rest", Draw(0, 0))
 
-    def _route(self, sites: Sequence[Site]) -> tuple[list[tuple[bool, Table]], list[Site]]:
-        """Tables of those the kernels move, and the sites to be moved eagerly."""
+    def _route(self, sites: Sequence[Site]) -> _Route:
         names = tuple(map(id, sites))
         known = self._routes.get(names)
-        if known is not None and any(table.is_outdated() for _, table in known):
+        if known is not None and any(table.is_outdated() for table in known.copied):
             self._forget()
         elif known is not None:
-            for _, table in known:
+            for table in known.copied:
                 table.refresh()
-            return known, []
+            return known
         others = [s for s in sites if s.position is not None or not s.ready or not self._can(s)]
         left_out = set(map(id, others))
+        pointed: list[Site] = []
         groups: dict[tuple[Any, ...], list[Site]] = {}
         for site in sites:
-            if site.numel and id(site) not in left_out:
-                key = ("move", self._swaps[id(site)], site.param.dtype, site.numel % 4 == 0)
-                groups.setdefault(key, []).append(site)
-        tables = [(bool(key[1]), self._table(key, there)) for key, there in groups.items()]
+            if not site.numel or id(site) in left_out:
+                continue
+            if self._pointed[id(site)]:
+                pointed.append(site)
+            else:
+                groups.setdefault(("move", site.param.dtype, _is_even(site)), []).append(site)
+        tables = [self._table(key, there) for key, there in groups.items()]
+        route = _Route(pointed, tables, others)
         if not others:
-            self._routes[names] = tables  # once all have state, they keep going this way
-        return tables, others
+            self._routes[names] = route  # once all have state, they keep going this way
+        return route
 
-    def _send_away(self, table: Table, round_name: Round, draw: Draw) -> None:
-        """Point parameters at their probe centers, or at a scratch copy displaced from them."""
-        for site in table.sites:
-            site.home = site.param.data
-        if round_name == "center":
-            point(table.sites, [site.state["probe_center"] for site in table.sites])
-            return
-        dtype = state_dtype(table.params[0])
-        buffer = torch.empty(table.aside_size, dtype=dtype, device=table.device)
-        if isinstance(self._sender, Rehearsal):
-            buffer.zero_()  # nothing will be written to it, and it will be read
-        self._buffers.append(buffer)
-        places = zip(table.params, table.strides, table.aside_offsets.tolist(), strict=True)
-        point(
-            table.sites,
-            [buffer.as_strided(param.shape, strides, start) for param, strides, start in places],
-        )
-        table.refresh()
-        self._launch_move(table, round_name, draw)
+    def _point(self, sites: Sequence[Site], round_name: Round) -> None:
+        if self._sides is not None:
+            point(sites, [self._sides.place(site, round_name) for site in sites])
 
     def _forget(self) -> None:
         self._tables.clear()
@@ -139,8 +134,7 @@ class TritonBackend:
         known = self._able.get(id(site))
         if known is None:
             known = self._able[id(site)] = (site, is_supported(site))
-            captured = type(self._sender) is not Sender
-            self._swaps[id(site)] = captured and is_swappable(site)
+            self._pointed[id(site)] = self._sides is not None and is_swappable(site)
         return known[1]
 
     def _table(self, key: tuple[Any, ...], sites: list[Site]) -> Table:
@@ -152,7 +146,7 @@ class TritonBackend:
         if table is None:
             if len(self._tables) >= _MOST_TABLES and type(self._sender) is Sender:
                 self._forget()  # other parameters got gradients every time
-            table = Table(sites, self._sender, moving=key[0] == "move")
+            table = Table(sites, self._sender, moving=key[0] in ("move", "sides"))
             self._tables[full_key] = table
         table.refresh()
         return table
@@ -165,20 +159,19 @@ class TritonBackend:
         self._aside.update(zip(map(id, table.sites), addresses.tolist(), strict=True))
 
     def _launch_move(self, table: Table, goal: str, draw: Draw, *, depart: bool = False) -> None:
-        if table.sites[0].home is None:
-            table.host[tk.POSITION.value] = [self._aside[id(site)] for site in table.sites]
-        table.host[tk.CONFIG.value] = table.group_column
-        rows = Rows([[site] for site in table.one_per_group], _numbers)
+        table.host[parts.POSITION.value] = [self._aside[id(site)] for site in table.sites]
+        table.host[parts.CONFIG.value] = table.group_column
+        rows = Rows([[site] for site in table.one_per_group], numbers_of)
         param, state = table.params[0].dtype, state_dtype(table.params[0])
         device_table = table.on_device()
         with table.on():
-            tk.move_kernel[(table.num_chunks,)](
+            kernels.move_kernel[(table.num_chunks,)](
                 device_table,
                 table.chunk_tensor,
                 table.chunk_index,
                 self._sender.numbers(rows, Moment(draw, {}), table.device),
                 len(table.sites),
-                GOAL=tk.GOALS[goal],
+                GOAL=parts.GOALS[goal],
                 DEPART=depart,
                 P=_DTYPES[param],
                 S=_DTYPES[state],
@@ -189,6 +182,40 @@ class TritonBackend:
                 BLOCK=table.block,
                 num_warps=_WARPS,
             )
+
+    def write_sides(self, sites: Sequence[Site], draw: Draw) -> None:
+        """Write both probe points of sites that have places for them."""
+        groups: dict[tuple[Any, ...], list[Site]] = {}
+        for site in sites:
+            groups.setdefault(("sides", site.param.dtype, _is_even(site)), []).append(site)
+        for key, there in groups.items():
+            self._launch_sides(self._table(key, there), draw)
+
+    def _launch_sides(self, table: Table, draw: Draw) -> None:
+        self._fill_places(table)
+        table.host[parts.CONFIG.value] = table.group_column
+        rows = Rows([[site] for site in table.one_per_group], numbers_of)
+        device_table = table.on_device()
+        with table.on():
+            kernels.sides_kernel[(table.num_chunks,)](
+                device_table,
+                table.chunk_tensor,
+                table.chunk_index,
+                self._sender.numbers(rows, Moment(draw, {}), table.device),
+                len(table.sites),
+                S=_DTYPES[table.params[0].dtype],
+                PERMUTED=table.permuted,
+                ALIGNED=table.aligned,
+                EVEN=table.even,
+                BLOCK=table.block,
+                num_warps=_WARPS,
+            )
+
+    def _fill_places(self, table: Table) -> None:
+        assert self._sides is not None
+        for row, side in ((parts.AT_PLUS.value, "plus"), (parts.AT_MINUS.value, "minus")):
+            places = [self._sides.place(site, side) for site in table.sites]
+            table.host[row] = [place.data_ptr() for place in places]
 
     def square_sum(self, sites: Sequence[Site]) -> Tensor:
         """Sum of squares of all finite entries of ``.grad``, over all shards."""
@@ -203,8 +230,7 @@ class TritonBackend:
             total += self._eager.square_sum(others)
         for site in plain:
             if site.param.grad is not None and site.numel:
-                even = site.numel % 4 == 0
-                key = ("square", site.param.dtype, site.gradient.dtype, even)
+                key = ("square", site.param.dtype, site.gradient.dtype, _is_even(site))
                 groups.setdefault(key, []).append(site)
         for key, there in groups.items():
             total += self._square_sum(self._table(key, there))
@@ -215,12 +241,12 @@ class TritonBackend:
             laid_out(site.gradient, param, strides)
             for site, param, strides in zip(table.sites, table.params, table.strides, strict=True)
         ]
-        table.host[tk.GRAD.value] = [grad.data_ptr() for grad in made]
+        table.host[parts.GRAD.value] = [grad.data_ptr() for grad in made]
         state = state_dtype(table.params[0])
         device_table = table.on_device()
         partial = torch.empty(table.num_chunks, dtype=state, device=table.device)
         with table.on():
-            tk.square_sum_kernel[(table.num_chunks,)](
+            kernels.square_sum_kernel[(table.num_chunks,)](
                 device_table,
                 table.chunk_tensor,
                 table.chunk_index,
@@ -253,13 +279,16 @@ class TritonBackend:
                 short = (id(job.rates), dtypes, site.home is None, site.numel % 4)
                 key = keys.get(short)
                 if key is None:
-                    key = keys[short] = _update_key(job)
+                    ahead = self._sides is not None and site in self._sides
+                    key = keys[short] = _update_key(job, ahead)
                 groups.setdefault(key, []).append(job)
         if others:
             self._eager.update(others, draw, clip)
         for key, there in groups.items():
             table = self._table(key, [job.site for job in there])
             keep = self._fill_gradients(table, there)
+            if key[9]:
+                self._fill_places(table)
             moment = Moment(draw, {job.site: job.rates for job in there})
             self._launch_update(table, key, moment, clip)
             if there[0].site.home is not None:
@@ -273,9 +302,9 @@ class TritonBackend:
             for job, param, strides in zip(jobs, table.params, table.strides, strict=True)
         ]
         kept = list(centers)
-        table.host[tk.GRAD.value] = [grad.data_ptr() for grad in centers]
+        table.host[parts.GRAD.value] = [grad.data_ptr() for grad in centers]
         if jobs[0].measuring:
-            for row, side in ((tk.PLUS.value, "plus"), (tk.MINUS.value, "minus")):
+            for row, side in ((parts.PLUS.value, "plus"), (parts.MINUS.value, "minus")):
                 dtype = side_dtype(jobs[0].site)
                 grads = [
                     laid_out(getattr(job.site, side), param, strides, dtype)
@@ -283,11 +312,11 @@ class TritonBackend:
                 ]
                 table.host[row] = [grad.data_ptr() for grad in grads]
                 kept += grads
-        table.host[tk.SKIPPED.value] = [site.skipped.data_ptr() for site in table.sites]
+        table.host[parts.SKIPPED.value] = [site.skipped.data_ptr() for site in table.sites]
         positions = [self._position_pointer(site) for site in table.sites]
-        table.host[tk.POSITION.value] = positions
+        table.host[parts.POSITION.value] = positions
         if table.sites[0].home is not None:
-            table.host[tk.PARAM.value] = positions
+            table.host[parts.PARAM.value] = positions
         return kept
 
     def _position_pointer(self, site: Site) -> int:
@@ -301,24 +330,25 @@ class TritonBackend:
     def _launch_update(
         self, table: Table, key: tuple[Any, ...], moment: Moment, clip: Tensor | None
     ) -> None:
-        param, grad, side, limit, hessian, glass, measuring, maximize = key[1:9]
+        param, grad, side, limit, hessian, glass, measuring, maximize, ahead = key[1:10]
         state = state_dtype(table.params[0])
-        rows, table.host[tk.CONFIG.value] = Rows.by_rates(table.sites, moment.rates, _numbers)
+        rows, table.host[parts.CONFIG.value] = Rows.by_rates(table.sites, moment.rates, numbers_of)
         device_table = table.on_device()
         with table.on():
-            tk.update_kernel[(table.num_chunks,)](
+            kernels.update_kernel[(table.num_chunks,)](
                 device_table,
                 table.chunk_tensor,
                 table.chunk_index,
                 self._sender.numbers(rows, moment, table.device),
                 device_table if clip is None else clip,
                 len(table.sites),
-                LIMIT=tk.LIMITS[limit],
-                HESSIAN=tk.HESSIANS[hessian],
+                LIMIT=parts.LIMITS[limit],
+                HESSIAN=parts.HESSIANS[hessian],
                 USE_GLASS=glass,
                 MEASURING=measuring,
                 MAXIMIZE=maximize,
                 CLIP=clip is not None,
+                AHEAD=ahead,
                 P=_DTYPES[param],
                 G=_DTYPES[grad],
                 SIDE=_DTYPES[side],
@@ -332,36 +362,16 @@ class TritonBackend:
             )
 
 
-def _update_key(job: Job) -> tuple[Any, ...]:
+def _is_even(site: Site) -> bool:
+    """Whether four elements can be loaded at once."""
+    return site.numel % 4 == 0
+
+
+def _update_key(job: Job, ahead: bool) -> tuple[Any, ...]:
     """What an update kernel is compiled for."""
     site, r = job.site, job.rates
     grad = site.gradient.dtype
     maximize = site.group["maximize"]
-    terms = (r.limit, r.hessian, r.glass, job.measuring, maximize)
-    layout = (site.home is None, site.numel % 4 == 0)
+    terms = (r.limit, r.hessian, r.glass, job.measuring, maximize, ahead)
+    layout = (site.home is None, _is_even(site))
     return ("update", site.param.dtype, grad, side_dtype(site), *terms, *layout)
-
-
-def _numbers(moment: Moment, sites: Sequence[Site]) -> np.ndarray:
-    """Seed, step and each site's numbers as int64 bit patterns."""
-    rows = np.zeros((len(sites), int(tk.CONFIG_WIDTH.value)))
-    for row, site in zip(rows, sites, strict=True):
-        row[0] = site.radius
-        r = moment.rates.get(site)
-        if r is not None:
-            row[1:] = (
-                r.lr,
-                min(r.lr_min, r.lr),
-                r.eps,
-                r.step_fraction,
-                r.lookahead,
-                r.lr * r.weight_decay,
-                r.beta1,
-                r.beta2,
-                r.beta_topo,
-                r.grad_weight,
-                r.sq_weight,
-                r.topo_weight,
-            )
-    header = np.asarray(moment.draw, dtype=np.int64)
-    return np.concatenate([header, rows.reshape(-1).view(np.int64)])

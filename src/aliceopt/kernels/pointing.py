@@ -21,13 +21,15 @@ def is_swappable(site: Site) -> bool:
     part of a larger buffer, as the weights of a cuDNN RNN are: something may rely on it.
     """
     param = site.param
-    if site.low_precision or is_dtensor(param) or param.device.type != "cuda":
+    if site.low_precision or is_dtensor(param):
         return False
     return param.untyped_storage().nbytes() == param.numel() * param.element_size()
 
 
 def point(sites: Sequence[Site], places: Sequence[Tensor]) -> None:
     """Make parameters point at other memory, visibly to whoever watches their versions."""
+    if not sites:
+        return
     for site, place in zip(sites, places, strict=True):
         site.param.data = place
     torch.autograd.graph.increment_version([site.param for site in sites])

@@ -25,10 +25,15 @@ _ALIGN = 16  # bytes
 
 
 class Moment(NamedTuple):
-    """What the numbers of a step depend on, besides the sites' radii."""
+    """What the numbers of a step depend on, besides the sites' radii.
+
+    ``ahead`` has the next step's radius of every group, by its id, if this update shall write that
+    step's probe points.
+    """
 
     draw: Draw
     rates: Mapping[Site, Rates]
+    ahead: Mapping[int, float] | None = None
 
 
 class Rows(NamedTuple):
@@ -173,8 +178,7 @@ class Recorder(Sender):
         """Whether what was recorded as one row of numbers still is one."""
         return all(rows.fit(rates) for _, rows in self._numbers)
 
-    def stage(self, draw: Draw, rates: Mapping[Site, Rates]) -> None:
+    def stage(self, moment: Moment) -> None:
         """Refresh all numbers, without waiting for the device."""
-        moment = Moment(draw, rates)
         for tensor, rows in self._numbers:
             _ring(tensor.device).copy_(tensor, rows.made(moment))

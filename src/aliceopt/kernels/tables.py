@@ -16,31 +16,29 @@ from torch import Tensor
 
 from ..layout import is_dtensor, local
 from ..site import Site
-from . import triton_kernels as tk
+from . import triton_parts as parts
 from .memory import conformed, is_dense, memory_order
-from .recording import Rehearsal, Sender
+from .recording import Moment, Rehearsal, Sender
 
-__all__ = ["Table", "is_supported", "laid_out", "side_dtype"]
+__all__ = ["Table", "is_supported", "laid_out", "numbers_of", "side_dtype"]
 
 # Elements a program works on. An update has 14 streams, and one vector a thread of each keeps its
 # registers few enough; a move has 2.
 MOVE_BLOCK = 1024
 UPDATE_BLOCK = 512
 _STATE_ROWS = (
-    ("probe_center", int(tk.CENTER.value)),
-    ("position", int(tk.MASTER.value)),
-    ("grad_avg", int(tk.GRAD_AVG.value)),
-    ("grad_sq", int(tk.GRAD_SQ.value)),
-    ("glass_density", int(tk.GLASS.value)),
-    ("hess", int(tk.HESS.value)),
+    ("probe_center", int(parts.CENTER.value)),
+    ("position", int(parts.MASTER.value)),
+    ("grad_avg", int(parts.GRAD_AVG.value)),
+    ("grad_sq", int(parts.GRAD_SQ.value)),
+    ("glass_density", int(parts.GLASS.value)),
+    ("hess", int(parts.HESS.value)),
 )
 
 
-def _pointer(tensor: Tensor | None) -> int:
-    """Address of the tensor's local data; 0 for none."""
-    if tensor is None:
-        return 0
-    return local(tensor).data_ptr() if is_dtensor(tensor) else tensor.data_ptr()
+def _pointer(tensor: Tensor) -> int:
+    """Address of the tensor's local data."""
+    return local(tensor).data_ptr()
 
 
 class Table:
@@ -58,41 +56,46 @@ class Table:
         self.params = [local(site.param) for site in sites]
         self.strides = [param.stride() for param in self.params]
         self.device = self.params[0].device
-        self.host = np.zeros((tk.ROWS, len(sites)), dtype=np.int64)
+        self.host = np.zeros((parts.ROWS, len(sites)), dtype=np.int64)
         self.permuted = False
         for i, site in enumerate(sites):
             self._describe(i, site)
-        chunks = -(-self.host[tk.NUMEL.value] // self.block)
+        chunks = -(-self.host[parts.NUMEL.value] // self.block)
         owners = np.repeat(np.arange(len(sites), dtype=np.int32), chunks)
         within = np.concatenate([np.arange(count, dtype=np.int32) for count in chunks])
         self.chunk_tensor = sender.table(owners, self.device)
         self.chunk_index = sender.table(within, self.device)
         self.num_chunks = int(chunks.sum())
         # Positions taken aside stand in one buffer, each at a multiple of 16 bytes.
-        sizes = -(-self.host[tk.NUMEL.value] // 4) * 4
+        sizes = -(-self.host[parts.NUMEL.value] // 4) * 4
         self.aside_offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self.aside_size = int(sizes.sum())
-        self.even = bool((self.host[tk.NUMEL.value] % 4 == 0).all())
+        self.even = bool((self.host[parts.NUMEL.value] % 4 == 0).all())
         self._layouts = [(site.param.stride(), site.param.dtype) for site in sites]
+        known = set.intersection(*(set(site.state) for site in sites))
+        rows = _STATE_ROWS[: 2 if moving else None]
+        self._state_rows = [(name, row) for name, row in rows if name in known]
+        self._sharded = any(is_dtensor(site.param) for site in sites)
         self._sent: Tensor | None = None
         self._sent_host: np.ndarray | None = None
         self.aligned = False
 
     def _describe(self, i: int, site: Site) -> None:
         first, sizes, strides = memory_order(site)
-        self.host[tk.NUMEL.value, i] = self.params[i].numel()
-        self.host[tk.INDEX.value, i] = site.index
-        self.host[tk.FIRST.value, i] = first
+        self.host[parts.NUMEL.value, i] = self.params[i].numel()
+        self.host[parts.INDEX.value, i] = site.index
+        self.host[parts.FIRST.value, i] = first
         self.permuted |= len(sizes) > 1 or strides not in ([], [1])
-        pad = tk.DIMS - len(sizes)
-        self.host[tk.SIZES.value : tk.SIZES.value + tk.DIMS, i] = [1] * pad + sizes
-        self.host[tk.STRIDES.value : tk.STRIDES.value + tk.DIMS, i] = [0] * pad + strides
+        pad = parts.DIMS - len(sizes)
+        self.host[parts.SIZES.value : parts.SIZES.value + parts.DIMS, i] = [1] * pad + sizes
+        self.host[parts.STRIDES.value : parts.STRIDES.value + parts.DIMS, i] = [0] * pad + strides
 
     def refresh(self) -> None:
         """Addresses of parameters and state, as they are now."""
-        self.host[tk.PARAM.value] = [_pointer(site.param) for site in self.sites]
-        for name, row in _STATE_ROWS[: 2 if self._moving else None]:
-            self.host[row] = [_pointer(site.state.get(name)) for site in self.sites]
+        find = _pointer if self._sharded else Tensor.data_ptr
+        self.host[parts.PARAM.value] = [find(site.param) for site in self.sites]
+        for name, row in self._state_rows:
+            self.host[row] = [find(site.state[name]) for site in self.sites]
 
     def is_outdated(self) -> bool:
         """Whether a parameter has got another layout or dtype since."""
@@ -110,9 +113,9 @@ class Table:
             self._sent_host = self.host.copy()
             sent = self.host.copy()
             if isinstance(self._sender, Rehearsal):
-                sent[tk.NUMEL.value] = 0
+                sent[parts.NUMEL.value] = 0
             self._sent = self._sender.table(sent, self.device)
-            addresses = self.host[: tk.NUMEL.value]
+            addresses = self.host[: parts.NUMEL.value]
             self.aligned = bool((addresses % 16 == 0).all())
         assert self._sent is not None
         return self._sent
@@ -126,7 +129,7 @@ def is_supported(site: Site) -> bool:
         for value in site.state.values()
         if isinstance(value, Tensor) and value.dim() == here.dim() and value.dim() > 0
     )
-    return is_dense(here) and laid_out_alike and len(memory_order(site)[1]) <= tk.DIMS
+    return is_dense(here) and laid_out_alike and len(memory_order(site)[1]) <= parts.DIMS
 
 
 def side_dtype(site: Site) -> torch.dtype:
@@ -147,3 +150,29 @@ def laid_out(
     if type(grad) is Tensor and grad.stride() == strides:
         return grad
     return conformed(local(grad), param)
+
+
+def numbers_of(moment: Moment, sites: Sequence[Site]) -> np.ndarray:
+    """Seed, step and each site's numbers as int64 bit patterns."""
+    rows = np.zeros((len(sites), int(parts.CONFIG_WIDTH.value)))
+    for row, site in zip(rows, sites, strict=True):
+        row[0] = site.radius
+        row[-1] = (moment.ahead or {}).get(id(site.group), -1.0)
+        r = moment.rates.get(site)
+        if r is not None:
+            row[1:-1] = (
+                r.lr,
+                min(r.lr_min, r.lr),
+                r.eps,
+                r.step_fraction,
+                r.lookahead,
+                r.lr * r.weight_decay,
+                r.beta1,
+                r.beta2,
+                r.beta_topo,
+                r.grad_weight,
+                r.sq_weight,
+                r.topo_weight,
+            )
+    header = np.asarray(moment.draw, dtype=np.int64)
+    return np.concatenate([header, rows.reshape(-1).view(np.int64)])
