@@ -307,6 +307,7 @@ class CapturedStep:
         for state in recording.extra_states:
             state.set_state(self._generator.get_state())
         recording.recorder.stage(Moment(draw, {job.site: job.rates for job in jobs}, ahead))
+        self._sides.forget()  # first: an interrupt may come between the replay and the note
         recording.graph.replay()
         self._sides.note(recording.sites, draw._replace(step=draw.step + 1), ahead or {})
 

@@ -52,13 +52,17 @@ class Sides:
         return self._places[site].get(round_name, nu) if site in self._places else nu
 
     def note(self, sites: Sequence[Site], draw: Draw, radii: Mapping[int, float]) -> None:
-        """These sites' points, and no others, stand ready for this draw; ``radii`` by group."""
+        """These sites' points, and no others, stand ready for this draw; ``radii`` by group id."""
         self._held = {
             site: _Held(draw, radii[id(site.group)], nu, nu._version)
             for site in sites
             if site in self._places and id(site.group) in radii
             for nu in [site.state["probe_center"]]
         }
+
+    def forget(self) -> None:
+        """Nothing stands ready any more."""
+        self._held = {}
 
     def missing(self, draw: Draw) -> list[Site]:
         """The sites whose points for this draw and their radius are yet to be written."""
