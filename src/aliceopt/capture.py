@@ -13,16 +13,15 @@ registered with the graph, and the host sets all of them alike before a replay.
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch import Tensor, nn
 
+from .graphs import GraphRandom, detached, gradients_aside, no_collection
 from .kernels import Backend, Backends, Job
 from .kernels.pointing import go_home
 from .kernels.recording import Moment, Recorder, Rehearsal, Sender
@@ -32,7 +31,7 @@ from .options import check_groups, has_curvature, probe_radius
 from .ownership import kept
 from .probe import Probe, RandomState
 from .site import Draw, Site, position_of
-from .state import fit_, jobs_of
+from .state import COUNTERS, fit_, jobs_of
 
 if TYPE_CHECKING:
     from .alice import Alice
@@ -58,35 +57,6 @@ def capture(
     parameters must be plain tensors on one device. Nothing is trained by capturing.
     """
     return CapturedStep(optimizer, closure, static_inputs)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collect garbage now and not for a while.
-
-    A graph that dies while another is captured takes the random generator's state along.
-    """
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-class _GraphRandom(RandomState):
-    """Gives every evaluation of a step its own state of the default generator."""
-
-    def __init__(self, generator: torch.Generator, states: Sequence[torch.Generator]):
-        self._generator = generator
-        self._states = iter(states)
-        self.restore()
-
-    def restore(self) -> None:
-        """On to the next evaluation's state."""
-        self._generator.graphsafe_set_state(next(self._states))
 
 
 class _Serving(Backends):
@@ -127,8 +97,9 @@ class CapturedStep:
         self.closure = closure
         self.static_inputs = tuple(static_inputs)
         self._device = _check(optimizer)
-        self._generator = torch.cuda.default_generators[self._device.index or 0]
         self._recordings: dict[bool, _Recording] = {}
+        self._fingerprint: list[Any] | None = None
+        self._untouched: list[Site] = []
         self._record()
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -149,29 +120,44 @@ class CapturedStep:
     # ---- recording ----------------------------------------------------------------------------
 
     def _record(self) -> None:
-        with _no_collection(), warnings.catch_warnings():
+        with no_collection(), warnings.catch_warnings():
             # Gradients accumulated on another stream than usual: that is what a capture does.
             warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
             self._record_all()
 
     def _record_all(self) -> None:
         self._recordings.clear()
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            self._make_states()
-            self._fingerprint, self._known_sites = self._structure(), self.optimizer._sites
-            self._sides = Sides(self._sites())
-            self._writer = _Serving(Sender(), self._sides).backend
+        self._fingerprint = None  # if this fails, the next call tries again
+        self._set_sides(())
+        with self._side_stream(), gradients_aside(self._foreign()):
+            self._untouched += self._make_states()
+            self._set_sides(self._sites())
             self._radii = self._radii_now()
             sizes = {full: self._rehearse(full) for full in self._kinds()}
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        pool = torch.cuda.graph_pool_handle()
         for full, nbytes in sizes.items():
-            self._recordings[full] = self._record_kind(full, nbytes, pool)
+            self._recordings[full] = self._record_kind(full, nbytes)
         for site in self._sites():
             site.reset()
             site.param.grad = None
+        self._fingerprint = self._structure()
+
+    @contextlib.contextmanager
+    def _side_stream(self) -> Iterator[None]:
+        here, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            yield
+        here.wait_stream(side)
+
+    def _set_sides(self, sites: Sequence[Site]) -> None:
+        self._sides = Sides(sites)
+        self._writer = _Serving(Sender(), self._sides).backend
+
+    def _foreign(self) -> list[nn.Parameter]:
+        """Parameters of the model that others train."""
+        mine = set(map(id, self.optimizer._params()))
+        model = self.optimizer.model
+        return [p for p in (model.parameters() if model is not None else ()) if id(p) not in mine]
 
     def _kinds(self) -> list[bool]:
         """Quick always; full where a curvature term is on."""
@@ -183,28 +169,41 @@ class CapturedStep:
     def _probe(self, full: bool, backends: Backends, random: RandomState | None = None) -> Probe:
         sites = self._sites()
         for site in sites:
-            # Any positive number: what is recorded is that this site is displaced.
-            site.radius = 1.0 if full and has_curvature(site.group) else 0.0
+            # Any positive number: what is recorded is that this site is displaced. One that has no
+            # state and cannot be pointed would be displaced by that very number.
+            displaced = full and has_curvature(site.group) and (site.ready or site in self._sides)
+            site.radius = 1.0 if displaced else 0.0
         model = self.optimizer.model
         return Probe(sites, Draw(0, 0), full, backends, model, random=random, keep=kept)
 
-    def _make_states(self) -> None:
-        """Evaluate once, leaving no trace, to see which parameters get gradients."""
+    def _make_states(self) -> list[Site]:
+        """Evaluate once, leaving no trace, to see which parameters get gradients.
+
+        Returns those that had no state before.
+        """
         optimizer = self.optimizer
         probe = self._probe(False, optimizer._backends)
-        with torch.enable_grad():
-            self.closure()
-        with torch.no_grad():
-            for site in probe.sites:
-                if site.param.grad is not None:
-                    site.position = position_of(site)
-                    fit_(site)
-                    optimizer.state[site.param] = site.state
-        probe.cancel()
+        made = []
+        try:
+            with torch.enable_grad():
+                self.closure()
+            with torch.no_grad():
+                for site in probe.sites:
+                    if site.param.grad is not None:
+                        made += [] if site.state else [site]
+                        site.position = position_of(site)
+                        fit_(site)
+                        optimizer.state[site.param] = site.state
+        finally:
+            probe.cancel()
+        self._check_layouts(probe.sites)
+        return made
+
+    def _check_layouts(self, sites: Sequence[Site]) -> None:
         from .kernels.fused import TritonBackend
 
         backend = TritonBackend()
-        for site in probe.sites:
+        for site in sites:
             if site.state and site.numel and not backend._can(site):
                 raise ValueError(
                     f"capture needs dense parameters, got one of shape {tuple(site.param.shape)} "
@@ -239,15 +238,21 @@ class CapturedStep:
             probe.update(jobs, self.optimizer._shared("max_grad_norm"))
         return loss
 
-    def _record_kind(self, full: bool, nbytes: int, pool: Any) -> _Recording:
+    @property
+    def _generator(self) -> torch.Generator:
+        generator: torch.Generator = torch.cuda.default_generators[self._device.index or 0]
+        return generator
+
+    def _record_kind(self, full: bool, nbytes: int) -> _Recording:
         graph, recorder = torch.cuda.CUDAGraph(), Recorder(nbytes, self._device)
+        pool = next((there.graph.pool() for there in self._recordings.values()), None)
         main = self._generator.graphsafe_get_state()
         extra = [self._generator.clone_state() for _ in range(2 if full else 0)]
         for state in extra:
             graph.register_generator_state(state)
         try:
             with torch.cuda.graph(graph, pool=pool):
-                random = _GraphRandom(self._generator, [*extra, main])
+                random = GraphRandom(self._generator, [*extra, main])
                 probe = self._probe(full, _Serving(recorder, self._sides), random)
                 loss = self._run(probe)
         except BaseException:
@@ -264,7 +269,7 @@ class CapturedStep:
             grads=[site.param.grad for site in probe.sites],
             sides=[(site.plus, site.minus) for site in probe.sites],
             extra_states=extra,
-            loss=tree_map(_detached, loss),
+            loss=detached(loss),
         )
 
     # ---- replaying ----------------------------------------------------------------------------
@@ -275,9 +280,10 @@ class CapturedStep:
         options = [tuple(group[name] for name in _STRUCTURE) for group in optimizer.param_groups]
         params = [(p.data_ptr(), p.requires_grad) for p in optimizer._params()]
         states = [
-            [v.data_ptr() for v in site.state.values() if v.dim()] for site in optimizer._sites
+            [v.data_ptr() for name, v in site.state.items() if name not in COUNTERS]
+            for site in optimizer._sites
         ]
-        return [options, params, states]
+        return [optimizer._sites, options, params, states]
 
     def replay(self, optimizer: Alice) -> Any:
         """Replay the step that is due; called by ``optimizer.step``."""
@@ -285,8 +291,7 @@ class CapturedStep:
             raise ValueError("this step was captured with another optimizer")
         check_groups(optimizer.param_groups)
         sites = self._sites()
-        moved = optimizer._sites is not self._known_sites
-        if moved or self._structure() != self._fingerprint:
+        if self._structure() != self._fingerprint:
             self._record()
             sites = self._sites()
         full = optimizer._full_due() and any(
@@ -302,14 +307,23 @@ class CapturedStep:
 
     def _replay(self, recording: _Recording, jobs: list[Job], full: bool) -> None:
         draw, ahead = self.optimizer._draw(), self._ahead(full)
-        if full:
-            self._writer.write_sides(self._sides.missing(draw), draw)
+        self._begin_at_the_positions()
+        missing = self._sides.missing(draw) if full else []
+        self._sides.forget()  # an interrupt may come anywhere from here to the note
+        self._writer.write_sides(missing, draw)
         for state in recording.extra_states:
             state.set_state(self._generator.get_state())
         recording.recorder.stage(Moment(draw, {job.site: job.rates for job in jobs}, ahead))
-        self._sides.forget()  # first: an interrupt may come between the replay and the note
         recording.graph.replay()
         self._sides.note(recording.sites, draw._replace(step=draw.step + 1), ahead or {})
+
+    @torch.no_grad()
+    def _begin_at_the_positions(self) -> None:
+        """A first step starts from the parameters as they are now, not as they were captured."""
+        for site in self._untouched:
+            if site.state.get("step", 1) == 0:
+                site.state["probe_center"].copy_(site.param)
+        self._untouched = []
 
     def _radii_now(self) -> dict[int, float]:
         return {id(group): probe_radius(group) for group in self.optimizer.param_groups}
@@ -330,11 +344,6 @@ class CapturedStep:
         for site, grad in zip(sites, recording.grads, strict=True):
             site.param.grad = grad
         return jobs_of(recording.sites, full=full)
-
-
-def _detached(value: Any) -> Any:
-    """Without its autograd graph, which would keep nodes alive that belong to the capture."""
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _check(optimizer: Alice) -> torch.device:

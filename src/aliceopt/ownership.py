@@ -112,9 +112,18 @@ class Keeper:
 
     def keep(self, params: Sequence[Tensor], places: Sequence[Hashable]) -> list[Tensor]:
         """The gradients, local; what was kept at these places before is overwritten."""
-        if any(param.device.type != "cpu" for param in params):
-            return _copies([local(param.grad) for param in params if param.grad is not None])
-        return [self._keep(param, place) for param, place in zip(params, places, strict=True)]
+        kept: dict[int, Tensor] = {}
+        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, param in enumerate(params):
+            assert param.grad is not None
+            if param.device.type == "cpu":
+                kept[i] = self._keep(param, places[i])
+            else:
+                kinds.setdefault((param.device, param.grad.dtype), []).append(i)
+        for alike in kinds.values():
+            there = _copies([local(grad) for i in alike if (grad := params[i].grad) is not None])
+            kept.update(zip(alike, there, strict=True))
+        return [kept[i] for i in range(len(params))]
 
     def _keep(self, param: Tensor, place: Hashable) -> Tensor:
         assert param.grad is not None
@@ -132,10 +141,9 @@ class Keeper:
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of all tensors in a few launches."""
+    """Copies of tensors of one device and dtype, in a few launches."""
     made = [torch.empty_like(tensor) for tensor in tensors]
-    if made:
-        torch._foreach_copy_(made, list(tensors))
+    torch._foreach_copy_(made, list(tensors))
     return made
 
 

@@ -28,9 +28,12 @@ from .options import number, step_fraction
 from .site import Site, state_dtype
 from .topography import Averages, Rates
 
-__all__ = ["averages", "count_", "fit_", "jobs_of", "rates"]
+__all__ = ["COUNTERS", "averages", "count_", "fit_", "jobs_of", "rates"]
 
 State = dict[str, Any]
+
+COUNTERS = ("step", "topography_weight")
+"""What a state keeps on the CPU."""
 
 
 def _fits(site: Site) -> bool:
@@ -151,10 +154,7 @@ def _counters(sites: Sequence[Site]) -> tuple[list[float], list[float]]:
     """Every site's step count and topography weight, read in one go."""
     if not sites:
         return [], []
-    columns = (
-        torch.stack([site.state[name] for site in sites]).tolist()
-        for name in ("step", "topography_weight")
-    )
+    columns = (torch.stack([site.state[name] for site in sites]).tolist() for name in COUNTERS)
     counts, weights = columns
     return counts, weights
 

@@ -46,7 +46,7 @@ def test_resnet18_model_has_the_listed_shapes() -> None:
 
 
 def test_traffic_is_what_the_passes_read_and_write() -> None:
-    """The bytes a parameter that a step needs; pointing parameters at nu saves four copies."""
+    """The bytes a parameter that a step needs; a captured one copies no parameter."""
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert alice_traffic(torch.float32, cpu) == (56, 88)
     assert alice_traffic(torch.float32, cuda) == (40, 64)

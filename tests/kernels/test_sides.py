@@ -179,7 +179,11 @@ def test_whatever_was_not_foreseen_is_missing(change: str) -> None:
     elif change == "center in place":
         state["probe_center"].mul_(1.0)
     elif change == "center replaced":
-        state["probe_center"] = state["probe_center"].clone()
+        old = state["probe_center"]
+        state["probe_center"] = old.clone()
+        while state["probe_center"]._version < old._version:
+            state["probe_center"].mul_(1.0)
+        assert state["probe_center"]._version == old._version
     expected = {"nothing": [], "seed": sites, "step": sites}.get(change, sites[1:2])
     assert run.sides.missing(draw) == expected
 

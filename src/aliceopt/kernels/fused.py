@@ -18,7 +18,7 @@ from .eager import EagerBackend, sum_dtype
 from .pointing import go_home, is_swappable, point
 from .recording import Moment, Rows, Sender
 from .sides import Sides
-from .tables import Table, is_supported, laid_out, numbers_of, side_dtype
+from .tables import Kind, Table, is_even, is_supported, laid_out, numbers_of, side_dtype
 
 __all__ = ["TritonBackend"]
 
@@ -104,7 +104,7 @@ class TritonBackend:
             for table in known.copied:
                 table.refresh()
             return known
-        others = [s for s in sites if s.position is not None or not s.ready or not self._can(s)]
+        others = [s for s in sites if s.position is not None or not self._can_move(s)]
         left_out = set(map(id, others))
         pointed: list[Site] = []
         groups: dict[tuple[Any, ...], list[Site]] = {}
@@ -114,7 +114,7 @@ class TritonBackend:
             if self._pointed[id(site)]:
                 pointed.append(site)
             else:
-                groups.setdefault(("move", site.param.dtype, _is_even(site)), []).append(site)
+                groups.setdefault(("move", site.param.dtype, is_even(site)), []).append(site)
         tables = [self._table(key, there) for key, there in groups.items()]
         route = _Route(pointed, tables, others)
         if not others:
@@ -136,6 +136,9 @@ class TritonBackend:
             known = self._able[id(site)] = (site, is_supported(site))
             self._pointed[id(site)] = self._sides is not None and is_swappable(site)
         return known[1]
+
+    def _can_move(self, site: Site) -> bool:
+        return self._can(site) and (site.ready or self._pointed[id(site)])
 
     def _table(self, key: tuple[Any, ...], sites: list[Site]) -> Table:
         full_key = (*key, *map(id, sites))
@@ -187,7 +190,7 @@ class TritonBackend:
         """Write both probe points of sites that have places for them."""
         groups: dict[tuple[Any, ...], list[Site]] = {}
         for site in sites:
-            groups.setdefault(("sides", site.param.dtype, _is_even(site)), []).append(site)
+            groups.setdefault(("sides", site.param.dtype, is_even(site)), []).append(site)
         for key, there in groups.items():
             self._launch_sides(self._table(key, there), draw)
 
@@ -213,6 +216,8 @@ class TritonBackend:
 
     def _fill_places(self, table: Table) -> None:
         assert self._sides is not None
+        centers = [self._sides.center(site) for site in table.sites]
+        table.host[parts.CENTER.value] = [nu.data_ptr() for nu in centers]
         for row, side in ((parts.AT_PLUS.value, "plus"), (parts.AT_MINUS.value, "minus")):
             places = [self._sides.place(site, side) for site in table.sites]
             table.host[row] = [place.data_ptr() for place in places]
@@ -230,7 +235,7 @@ class TritonBackend:
             total += self._eager.square_sum(others)
         for site in plain:
             if site.param.grad is not None and site.numel:
-                key = ("square", site.param.dtype, site.gradient.dtype, _is_even(site))
+                key = ("square", site.param.dtype, site.gradient.dtype, is_even(site))
                 groups.setdefault(key, []).append(site)
         for key, there in groups.items():
             total += self._square_sum(self._table(key, there))
@@ -265,33 +270,33 @@ class TritonBackend:
 
     def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
         """Averages, position and probe center of every job."""
-        groups: dict[tuple[Any, ...], list[Job]] = {}
-        keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        groups: dict[Kind, list[Job]] = {}
+        kinds: dict[tuple[Any, ...], Kind] = {}
         others = []
         for job in jobs:
             site = job.site
             if not self._can(site):
                 others.append(job)
             elif site.numel:
-                # As telling as `_update_key` within one step, and cheaper to make.
+                # As telling as the kind within one step, and cheaper to make.
                 grad, side = site.gradient, site.plus if site.plus is not None else site.minus
                 dtypes = (site.param.dtype, grad.dtype, None if side is None else side.dtype)
                 short = (id(job.rates), dtypes, site.home is None, site.numel % 4)
-                key = keys.get(short)
-                if key is None:
+                kind = kinds.get(short)
+                if kind is None:
                     ahead = self._sides is not None and site in self._sides
-                    key = keys[short] = _update_key(job, ahead)
-                groups.setdefault(key, []).append(job)
+                    kind = kinds[short] = Kind.of(job, ahead)
+                groups.setdefault(kind, []).append(job)
         if others:
             self._eager.update(others, draw, clip)
-        for key, there in groups.items():
-            table = self._table(key, [job.site for job in there])
+        for kind, there in groups.items():
+            table = self._table(kind, [job.site for job in there])
             keep = self._fill_gradients(table, there)
-            if key[9]:
+            if kind.ahead:
                 self._fill_places(table)
             moment = Moment(draw, {job.site: job.rates for job in there})
-            self._launch_update(table, key, moment, clip)
-            if there[0].site.home is not None:
+            self._launch_update(table, kind, moment, clip)
+            if kind.pointed:
                 go_home(table.sites)
             del keep
 
@@ -327,10 +332,7 @@ class TritonBackend:
             return site.position.data_ptr()
         return self._aside[id(site)]
 
-    def _launch_update(
-        self, table: Table, key: tuple[Any, ...], moment: Moment, clip: Tensor | None
-    ) -> None:
-        param, grad, side, limit, hessian, glass, measuring, maximize, ahead = key[1:10]
+    def _launch_update(self, table: Table, kind: Kind, moment: Moment, clip: Tensor | None) -> None:
         state = state_dtype(table.params[0])
         rows, table.host[parts.CONFIG.value] = Rows.by_rates(table.sites, moment.rates, numbers_of)
         device_table = table.on_device()
@@ -342,36 +344,21 @@ class TritonBackend:
                 self._sender.numbers(rows, moment, table.device),
                 device_table if clip is None else clip,
                 len(table.sites),
-                LIMIT=parts.LIMITS[limit],
-                HESSIAN=parts.HESSIANS[hessian],
-                USE_GLASS=glass,
-                MEASURING=measuring,
-                MAXIMIZE=maximize,
+                LIMIT=parts.LIMITS[kind.limit],
+                HESSIAN=parts.HESSIANS[kind.hessian],
+                USE_GLASS=kind.glass,
+                MEASURING=kind.measuring,
+                MAXIMIZE=kind.maximize,
                 CLIP=clip is not None,
-                AHEAD=ahead,
-                P=_DTYPES[param],
-                G=_DTYPES[grad],
-                SIDE=_DTYPES[side],
+                AHEAD=kind.ahead,
+                P=_DTYPES[kind.param],
+                G=_DTYPES[kind.grad],
+                SIDE=_DTYPES[kind.side],
                 S=_DTYPES[state],
-                LOW=param != state,
+                LOW=kind.param != state,
                 PERMUTED=table.permuted,
                 ALIGNED=table.aligned,
                 EVEN=table.even,
                 BLOCK=table.block,
                 num_warps=_WARPS,
             )
-
-
-def _is_even(site: Site) -> bool:
-    """Whether four elements can be loaded at once."""
-    return site.numel % 4 == 0
-
-
-def _update_key(job: Job, ahead: bool) -> tuple[Any, ...]:
-    """What an update kernel is compiled for."""
-    site, r = job.site, job.rates
-    grad = site.gradient.dtype
-    maximize = site.group["maximize"]
-    terms = (r.limit, r.hessian, r.glass, job.measuring, maximize, ahead)
-    layout = (site.home is None, _is_even(site))
-    return ("update", site.param.dtype, grad, side_dtype(site), *terms, *layout)

@@ -36,7 +36,8 @@ def point(sites: Sequence[Site], places: Sequence[Tensor]) -> None:
 
 
 def go_home(sites: Sequence[Site]) -> None:
-    """Make parameters point at their own memory again."""
-    point(sites, [site.home for site in sites if site.home is not None])
-    for site in sites:
+    """Make those that point elsewhere point at their own memory again."""
+    away = [(site, site.home) for site in sites if site.home is not None]
+    point([site for site, _ in away], [home for _, home in away])
+    for site, _ in away:
         site.home = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..options import has_curvature
@@ -23,7 +22,11 @@ __all__ = ["Sides"]
 
 
 class _Held(NamedTuple):
-    """For which directions, radius and center a site's probe points were written."""
+    """For which directions, radius and center a site's probe points were written.
+
+    Of an edited center torch's version counter tells, unless it was edited through ``.data`` or
+    numpy.
+    """
 
     draw: Draw
     radius: float
@@ -36,9 +39,9 @@ class Sides:
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._places = {
-            site: {name: torch.zeros_like(site.state["probe_center"]) for name in ("plus", "minus")}
+            site: {name: self.center(site).clone() for name in ("plus", "minus")}
             for site in sites
-            if site.ready and site.numel and has_curvature(site.group) and is_swappable(site)
+            if site.numel and has_curvature(site.group) and is_swappable(site)
         }
         self._held: dict[Site, _Held] = {}
 
@@ -46,9 +49,16 @@ class Sides:
         """Whether the site has places here."""
         return site in self._places
 
+    @staticmethod
+    def center(site: Site) -> Tensor:
+        """Nu; of a parameter that never got a gradient, its own memory."""
+        own = site.param.data if site.home is None else site.home
+        nu: Tensor = site.state.get("probe_center", own)
+        return nu
+
     def place(self, site: Site, round_name: str) -> Tensor:
         """Where the parameter shall point in this evaluation: the center, for sites without."""
-        nu: Tensor = site.state["probe_center"]
+        nu = self.center(site)
         return self._places[site].get(round_name, nu) if site in self._places else nu
 
     def note(self, sites: Sequence[Site], draw: Draw, radii: Mapping[int, float]) -> None:
@@ -69,7 +79,10 @@ class Sides:
         return [site for site in self._places if not self._holds(site, draw)]
 
     def _holds(self, site: Site, draw: Draw) -> bool:
-        held, nu = self._held.get(site), site.state["probe_center"]
-        if held is None or held.center is not nu or held.version != nu._version:
+        held = self._held.get(site)
+        if held is None:
+            return False
+        nu = site.state.get("probe_center")
+        if held.center is not nu or held.version != nu._version:
             return False
         return held.draw == draw and held.radius == site.radius

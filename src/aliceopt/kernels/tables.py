@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,18 +17,22 @@ from torch import Tensor
 from ..layout import is_dtensor, local
 from ..site import Site
 from . import triton_parts as parts
+from .base import Job
 from .memory import conformed, is_dense, memory_order
 from .recording import Moment, Rehearsal, Sender
 
-__all__ = ["Table", "is_supported", "laid_out", "numbers_of", "side_dtype"]
+__all__ = ["Kind", "Table", "is_even", "is_supported", "laid_out", "numbers_of", "side_dtype"]
 
-# Elements a program works on. An update has 14 streams, and one vector a thread of each keeps its
-# registers few enough; a move has 2.
+# Elements a program works on. An update has up to 16 streams, and one vector a thread of each keeps
+# its registers few enough; a move has 2.
 MOVE_BLOCK = 1024
 UPDATE_BLOCK = 512
-_STATE_ROWS = (
+_MOVED_ROWS = (
     ("probe_center", int(parts.CENTER.value)),
     ("position", int(parts.MASTER.value)),
+)
+_UPDATED_ROWS = (
+    *_MOVED_ROWS,
     ("grad_avg", int(parts.GRAD_AVG.value)),
     ("grad_sq", int(parts.GRAD_SQ.value)),
     ("glass_density", int(parts.GLASS.value)),
@@ -73,7 +77,7 @@ class Table:
         self.even = bool((self.host[parts.NUMEL.value] % 4 == 0).all())
         self._layouts = [(site.param.stride(), site.param.dtype) for site in sites]
         known = set.intersection(*(set(site.state) for site in sites))
-        rows = _STATE_ROWS[: 2 if moving else None]
+        rows = _MOVED_ROWS if moving else _UPDATED_ROWS
         self._state_rows = [(name, row) for name, row in rows if name in known]
         self._sharded = any(is_dtensor(site.param) for site in sites)
         self._sent: Tensor | None = None
@@ -121,6 +125,11 @@ class Table:
         return self._sent
 
 
+def is_even(site: Site) -> bool:
+    """Whether four elements can be loaded at once."""
+    return site.numel % 4 == 0
+
+
 def is_supported(site: Site) -> bool:
     """Whether the kernels can take a parameter: dense, its state laid out alike, few runs."""
     here = local(site.param)
@@ -136,6 +145,42 @@ def side_dtype(site: Site) -> torch.dtype:
     """What the sides' gradients are in; a missing one is made of zeros in the same."""
     side = site.plus if site.plus is not None else site.minus
     return site.param.dtype if side is None else side.dtype
+
+
+class Kind(NamedTuple):
+    """What an update kernel is compiled for, and what else its sites have in common."""
+
+    name: str
+    param: torch.dtype
+    grad: torch.dtype
+    side: torch.dtype
+    limit: str
+    hessian: str
+    glass: bool
+    measuring: bool
+    maximize: bool
+    ahead: bool
+    pointed: bool
+    even: bool
+
+    @classmethod
+    def of(cls, job: Job, ahead: bool) -> Kind:
+        """This job's."""
+        site, r = job.site, job.rates
+        return cls(
+            "update",
+            site.param.dtype,
+            site.gradient.dtype,
+            side_dtype(site),
+            r.limit,
+            r.hessian,
+            r.glass,
+            job.measuring,
+            bool(site.group["maximize"]),
+            ahead,
+            site.home is not None,
+            is_even(site),
+        )
 
 
 def laid_out(

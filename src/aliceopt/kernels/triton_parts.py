@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Rows of the table.
+# Rows of the table: addresses, up to NUMEL, and numbers.
 PARAM = tl.constexpr(0)
 POSITION = tl.constexpr(1)
 CENTER = tl.constexpr(2)
@@ -24,14 +24,14 @@ GRAD_SQ = tl.constexpr(8)
 GLASS = tl.constexpr(9)
 HESS = tl.constexpr(10)
 SKIPPED = tl.constexpr(11)
-NUMEL = tl.constexpr(12)
-INDEX = tl.constexpr(13)
-FIRST = tl.constexpr(14)
-CONFIG = tl.constexpr(15)
-SIZES = tl.constexpr(16)
-STRIDES = tl.constexpr(21)
-AT_PLUS = tl.constexpr(26)
-AT_MINUS = tl.constexpr(27)
+AT_PLUS = tl.constexpr(12)
+AT_MINUS = tl.constexpr(13)
+NUMEL = tl.constexpr(14)
+INDEX = tl.constexpr(15)
+FIRST = tl.constexpr(16)
+CONFIG = tl.constexpr(17)
+SIZES = tl.constexpr(18)
+STRIDES = tl.constexpr(23)
 ROWS = 28
 DIMS = 5
 
