@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+import aliceopt.kernels.chunks as chunks
 from aliceopt import Alice
 from aliceopt.kernels import EagerBackend
 from aliceopt.kernels.chunks import ChunkedBackend
+from aliceopt.kernels.words import SignWords, displacements
+from aliceopt.site import Draw, Site
 from cpu_cases import assert_agree, run
 
 CHUNK = 64
@@ -67,6 +70,44 @@ def test_clip_norm_agrees_to_rounding() -> None:
     )
     for x, y in zip(expected.tensors(), found.tensors(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-15)
+
+
+def test_words_made_together_are_those_made_one_by_one() -> None:
+    """In whatever company, in plain memory order or not, and again at the next draw."""
+    params = [nn.Parameter(torch.zeros(n)) for n in (40, 7, 3000, 600_000, 64)]
+    params.append(nn.Parameter(torch.zeros(30, 50).t()))
+    sites = [Site.of(param, i, {}) for i, param in enumerate(params)]
+    together = SignWords()
+    for step in range(2):
+        draw = Draw(3, step)
+        for mine in (sites, sites[1:4], sites[4:]):
+            for site, words in zip(mine, together.each(mine, draw), strict=True):
+                expected = SignWords().of([site], draw)
+                signs = [
+                    displacements(w, 1.0, torch.float32)[: site.numel] for w in (words, expected)
+                ]
+                assert torch.equal(*signs)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_small_tensors_share_their_operations(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: they are laid end to end."""
+    params = [nn.Parameter(torch.ones(10 + i)) for i in range(count)]
+    optimizer = Alice(params, lr=1e-2, quick_steps=0)
+    optimizer._backends._made[torch.device("cpu")] = ChunkedBackend()
+    sizes, update = [], chunks.clean_update_
+
+    def counting(target: Any, *args: Any) -> bool:
+        sizes.append(target.position.numel())
+        return update(target, *args)
+
+    def closure() -> None:
+        for p in params:
+            p.grad = torch.ones_like(p)
+
+    monkeypatch.setattr(chunks, "clean_update_", counting)
+    optimizer.step(closure)
+    assert sizes == [sum(p.numel() for p in params)]
 
 
 def test_infinite_curvature_is_as_in_the_oracle() -> None:

@@ -91,21 +91,23 @@ def test_compiled_passes_agree_and_each_structure_is_compiled_once() -> None:
         for step in range(4):
             optimizer.param_groups[0]["lr"] = 1e-3 * (step + 1)
             optimizer.step(closure)
-    assert counters["unique_graphs"] - before == 4  # displacing, swapping, full and quick update
+    assert (
+        counters["unique_graphs"] - before == 5
+    )  # hashing, displacing, swapping, full and quick update
     assert torch.equal(torch.get_rng_state(), random_state)  # compiling leaves it alone
 
 
 @needs_compiler
 def test_hashed_words_are_the_oracles() -> None:
     """The compiled hash gives the eager one's bits, also far beyond 32-bit word indices."""
-    from aliceopt.kernels.words import hash_span_
+    from aliceopt.kernels.words import Span, hash_span_
     from aliceopt.signs import sign_key
 
     backend, key = CompiledBackend(strict=True), sign_key(7, 2**40 + 3, 5)
     for first in (0, 12345, 2**31 - 50, 2**33 + 1):
         expected, found = (torch.empty(2000, dtype=torch.int32) for _ in range(2))
         hash_span_(expected, key, first)
-        backend._hash_span_(found, key, first)
+        backend._hash_spans_([Span(found, key, first)])
         assert torch.equal(expected, found)
 
 

@@ -8,6 +8,7 @@ operations that take one for nothing. Results agree with the oracle's to roundin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -24,6 +25,8 @@ SPARE = 3
 """How many tensors of the slice's size an update works in."""
 LEAST_EPS = 1e-18
 """Below it denominators may vanish, and the oracle has to look where."""
+LEAST_UPPER = 1e-30
+"""Below it no step in any direction changes a parameter, and one over it may be infinite."""
 
 
 def clean_update_(
@@ -135,7 +138,7 @@ def _descent(
 ) -> tuple[Tensor, float]:
     """Minus `step.bounded_step` in one of the spare tensors, up to a factor."""
     g = averages.grad_avg
-    eps = torch.tensor(n.eps, dtype=g.dtype, device=g.device)
+    eps = _scalar(n.eps, g.dtype, g.device)
     if not rates.measured:
         if rates.limit == "fixed":
             return torch.sign(g, out=spare[0]), n.upper
@@ -144,52 +147,65 @@ def _descent(
         root = torch.sqrt(averages.grad_sq, out=spare[0])
         root = torch.add(eps, root, alpha=math.sqrt(n.over_sq_weight), out=root)
         return torch.div(g, root, out=root), n.upper * n.over_grad_weight
-    size = torch.abs(g, out=spare[0])
-    y = torch.add(eps, size, alpha=n.over_grad_weight, out=size)
-    newton = _over_curvature(averages, y, eps, rates, n, spare[1:])
+    y = torch.add(eps, torch.abs(g, out=spare[0]), alpha=n.over_grad_weight, out=spare[0])
+    curvature = _curvature(averages, y, eps, rates, n, spare[1:])
+    if rates.limit == "adam":
+        descent = _over_bounded(g, curvature, averages.grad_sq, n, spare)
+        return descent, n.over_grad_weight
+    newton = curvature.reciprocal_()
     if rates.limit == "fixed":
         size = torch.abs(g, out=spare[0]).mul_(n.over_grad_weight)
         newton.mul_(size).clamp_(n.lower, n.upper)
         return newton.mul_(torch.sign(g, out=size)), 1.0
-    if rates.limit == "sgd":
-        newton.clamp_(n.lower, n.upper)
-    else:
-        root = torch.sqrt(averages.grad_sq, out=spare[0])
-        root = torch.add(eps, root, alpha=math.sqrt(n.over_sq_weight), out=root)
-        _bound_(newton, root.reciprocal_(), n, spare)
-    return newton.mul_(g), n.over_grad_weight
+    return newton.clamp_(n.lower, n.upper).mul_(g), n.over_grad_weight
 
 
-def _bound_(newton: Tensor, unit: Tensor, n: Numbers, spare: Sequence[Tensor]) -> None:
-    """Clamp between the two bounds times the unit."""
+def _over_bounded(
+    g: Tensor, curvature: Tensor, grad_sq: Tensor, n: Numbers, spare: Sequence[Tensor]
+) -> Tensor:
+    """``g / hbar`` between the two bounds times ``g / (sqrt(s) + eps)``, in place of ``hbar``.
+
+    The bounds are put on the denominator, where that needs a single division.
+    """
+    if n.upper < LEAST_UPPER:
+        return curvature.zero_()
+    least = torch.sqrt(grad_sq, out=spare[0])
+    eps, share = n.eps / n.upper, math.sqrt(n.over_sq_weight) / n.upper
+    torch.add(_scalar(eps, g.dtype, g.device), least, alpha=share, out=least)
     if n.lower > 0:
-        free = spare[2] if newton is spare[1] else spare[1]
-        torch.maximum(newton, torch.mul(unit, n.lower, out=free), out=newton)
-    torch.minimum(newton, unit.mul_(n.upper), out=newton)
+        free = spare[2] if curvature is spare[1] else spare[1]
+        torch.minimum(curvature, torch.mul(least, n.upper / n.lower, out=free), out=curvature)
+    torch.maximum(curvature, least, out=curvature)
+    return torch.div(g, curvature, out=curvature)
 
 
-def _over_curvature(
+@functools.lru_cache(maxsize=64)
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor, which operations that take no number want; never to be written to."""
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def _curvature(
     averages: Averages, y: Tensor, eps: Tensor, rates: Rates, n: Numbers, spare: Sequence[Tensor]
 ) -> Tensor:
-    """``1 / hbar`` at ``y = |g| + eps``, in one of two spare tensors.
+    """``hbar`` at ``y = |g| + eps``, in one of two spare tensors.
 
-    With glass and Hessian, ``y hbar = c (r + sqrt(a rho))^2 + eps y`` where ``c h`` is the
-    corrected Hessian, ``c a rho`` is ``q`` of `passes`, and ``r^2 = h y + a rho``.
+    With glass and Hessian, ``hbar = c a (r + sqrt(rho))^2 / y + eps`` where ``c h`` is the
+    corrected Hessian, ``c a rho`` is ``q`` of `passes`, and ``r^2 = h y / a + rho``.
     """
     x, other = spare
     rho, hess, c = averages.glass_density, averages.hess, n.over_topo_weight
     if hess is None:
         assert rho is not None
-        return torch.div(y, torch.mul(y, n.eps, out=x).add_(rho, alpha=4 * n.half_glass), out=x)
+        return torch.addcdiv(eps, rho, y, value=4 * n.half_glass, out=x)
     h = hess
     if rates.hessian == "rms":
         h, c = torch.sqrt(hess, out=x), math.sqrt(c)
     elif rates.hessian == "signed":
         h = torch.abs(hess, out=x)
     if rho is None:
-        return torch.add(eps, h, alpha=c, out=x).reciprocal_()
+        return torch.add(eps, h, alpha=c, out=x)
     a = n.half_glass / c
-    r = torch.mul(h, y, out=x).add_(rho, alpha=a).sqrt_()
-    r.add_(torch.sqrt(rho, out=other), alpha=math.sqrt(a))
-    total = torch.mul(y, n.eps, out=other).addcmul_(r, r, value=c)
-    return torch.div(y, total, out=total)
+    r = torch.addcmul(rho, h, y, value=1 / a, out=x).sqrt_()
+    r.add_(torch.sqrt(rho, out=other))
+    return torch.addcdiv(eps, r.mul_(r), y, value=c * a, out=other)

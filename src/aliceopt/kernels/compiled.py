@@ -1,6 +1,7 @@
 """The device work on the CPU in compiled passes, compiled once whatever the tensors.
 
-Large tensors are passed as they are. A call costs about as much as thirty thousand elements do, so
+One call serves all tensors, as `aliceopt.kernels.native` makes it. Where that cannot be had, large
+tensors are passed as they are. Such a call costs about as much as thirty thousand elements do, so
 small tensors are laid end to end in spare memory, and one call serves many of them.
 
 A parameter that goes to its probe center only is swapped with it, which needs no memory and writes
@@ -12,36 +13,31 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..layout import local
-from ..signs import Key
 from ..site import Draw, Site, position_of, realised_radius, state_dtype
 from ..warning import warn
 from .base import Job, Round
 from .chunks import ChunkedBackend, slices
 from .direct import DirectPass
 from .exchange import Witnesses, completed, exchange_, noted
-from .memory import BareSites, bare, conformed
-from .passes import Kind, displace_, hash_, numbers_of, swap_, update_pass_
-from .staging import Stage, is_small, packs
-from .words import SignWords, hash_span_
+from .memory import BareSites, Room, bare, conformed, flat
+from .native import Kernel
+from .passes import Kind, Numbers, displace_, hash_, numbers_of, swap_, update_pass_
+from .staging import count_skipped, dtypes_of, is_small, zeros
+from .structure import Structure, structure_of
+from .together import copy_all, displace_all, hash_all, packs_for, swap_all, update_all
+from .words import SignWords, Span, hash_span_
 
 __all__ = ["CompilationError", "CompiledBackend"]
 
 
 class CompilationError(RuntimeError):
     """A pass could not be compiled; nothing was changed by the attempt."""
-
-
-class Structure(NamedTuple):
-    """What jobs that share a call have in common, besides their numbers."""
-
-    kind: Kind
-    dtypes: tuple[torch.dtype, ...]
 
 
 def _compile(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -73,6 +69,25 @@ def _update_pass(structure: Structure) -> Callable[..., Any]:
     return _compile(update, f"update_{_update_pass.cache_info().misses}")
 
 
+def _kernel(
+    pass_: Callable[..., Any], dtypes: Sequence[torch.dtype], numbers: int | None = None
+) -> Kernel | None:
+    """What a pass is compiled to, for many tensors in one call; None where that is not known."""
+    return pass_.kernel(dtypes, numbers) if isinstance(pass_, DirectPass) else None
+
+
+def _swap_kernel(dtype: torch.dtype) -> Kernel | None:
+    return _kernel(_swap_pass(dtype), [torch.bool, dtype, dtype])
+
+
+def _displace_kernel(dtype: torch.dtype) -> Kernel | None:
+    return _kernel(_displace_pass(dtype), [dtype, dtype, dtype, torch.int32])
+
+
+def _update_kernel(structure: Structure) -> Kernel | None:
+    return _kernel(_update_pass(structure), structure.arguments, len(Numbers._fields))
+
+
 class CompiledBackend(ChunkedBackend):
     """Compiled passes for every tensor they can take; the rest is done eagerly.
 
@@ -85,16 +100,21 @@ class CompiledBackend(ChunkedBackend):
         self.name = "compiled"
         self._strict = strict
         self._yes = torch.ones((), dtype=torch.bool, device="cpu")
-        self._stage = Stage()
         self._bare = BareSites()
         self._witnesses = Witnesses()
-        self._words = SignWords(self._hash_span_)
+        self._radii = Room()
+        self._words = SignWords(self._hash_spans_)
 
-    def _hash_span_(self, words: Tensor, key: Key, first: int) -> None:
-        if is_small(words.numel()):
-            hash_span_(words, key, first)
-        else:
-            self._call(_hash_pass(), torch.tensor([*key, first], device="cpu"), bare(words))
+    def _hash_spans_(self, spans: Sequence[Span]) -> None:
+        kernel = _kernel(_hash_pass(), [torch.int64, torch.int32], 3)
+        if kernel is not None:
+            hash_all(kernel, spans)
+            return
+        for words, key, first in spans:
+            if is_small(words.numel()):
+                hash_span_(words, key, first)
+            else:
+                self._call(_hash_pass(), torch.tensor([*key, first], device="cpu"), bare(words))
 
     def _call(self, function: Callable[..., Any], numbers: Tensor, *tensors: Tensor) -> Any:
         try:
@@ -141,14 +161,26 @@ class CompiledBackend(ChunkedBackend):
         The sites are all swapped or all not.
         """
         left = []
-        for pack in packs(sites):
-            mine = [sites[i] for i in pack]
-            before = mine[0].swapped
-            if not self._manages(partial(self._swap_pack, mine)):
-                left += [site for site in mine if site.swapped is before]
+        groups: dict[torch.dtype, list[Site]] = {}
+        for site in sites:
+            groups.setdefault(site.param.dtype, []).append(site)
+        for dtype, there in groups.items():
+            for pack in packs_for(there, _swap_kernel(dtype)):
+                mine = [there[i] for i in pack]
+                before = mine[0].swapped
+                if not self._manages(partial(self._swap_pack, mine)):
+                    left += [site for site in mine if site.swapped is before]
         return left
 
     def _swap_pack(self, sites: Sequence[Site]) -> None:
+        kernel = _swap_kernel(sites[0].param.dtype)
+        if kernel is not None:
+            swap_all(kernel, self._yes, sites)
+        else:
+            self._swap_few(sites)
+        torch.autograd.graph.increment_version([site.param for site in sites])
+
+    def _swap_few(self, sites: Sequence[Site]) -> None:
         tensors = [self._bare.of(site) for site in sites]
         params = [there["param"] for there in tensors]
         centers = [there["probe_center"] for there in tensors]
@@ -160,7 +192,6 @@ class CompiledBackend(ChunkedBackend):
             work = partial(self._call, _swap_pass(param.dtype), self._yes, param, center)
             witness = self._witnesses.of(site, param, center)
             noted(site, witness, work, swapped=not site.swapped)
-        torch.autograd.graph.increment_version([site.param for site in sites])
 
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions."""
@@ -173,6 +204,16 @@ class CompiledBackend(ChunkedBackend):
             here, there = local(site.param), local(site.state["probe_center"])
             exchange_([site], [here], [there], [here.clone()])
 
+    def _copy(self, there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
+        if there and not (self.name == "compiled" and copy_all(there, here)):
+            super()._copy(there, here)
+
+    def _go_to_centers(self, sites: Sequence[Site]) -> None:
+        high = [site for site in sites if not site.low_precision]
+        super()._go_to_centers([site for site in sites if site.low_precision])
+        self._copy([site.param for site in high], [site.center for site in high])
+        torch.autograd.graph.increment_version([site.param for site in high])
+
     def _displace(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         others: list[Site] = []
         groups: dict[tuple[torch.dtype, float], list[Site]] = {}
@@ -184,13 +225,21 @@ class CompiledBackend(ChunkedBackend):
         for (dtype, radius), there in groups.items():
             away = radius if round_name == "plus" else -radius
             shift = torch.tensor(away, dtype=dtype, device="cpu")
-            for pack in packs(there):
+            for pack in packs_for(there, _displace_kernel(dtype)):
                 mine = [there[i] for i in pack]
                 if not self._manages(partial(self._displace_pack, mine, shift, draw)):
                     others += mine
         super()._displace(others, round_name, draw)
 
     def _displace_pack(self, sites: Sequence[Site], shift: Tensor, draw: Draw) -> None:
+        kernel = _displace_kernel(shift.dtype)
+        if kernel is not None:
+            displace_all(kernel, shift, sites, self._words.each(sites, draw))
+        else:
+            self._displace_few(sites, shift, draw)
+        torch.autograd.graph.increment_version([site.param for site in sites])
+
+    def _displace_few(self, sites: Sequence[Site], shift: Tensor, draw: Draw) -> None:
         tensors = [self._bare.of(site) for site in sites]
         places = [there["param"] for there in tensors]
         # Before the first step there is no center but the position.
@@ -206,7 +255,6 @@ class CompiledBackend(ChunkedBackend):
             self._stage.scatter(there, places)
         else:
             self._call(displace, shift, places[0], centers[0], words)
-        torch.autograd.graph.increment_version([site.param for site in sites])
 
     # ---- updating -----------------------------------------------------------------------------
 
@@ -225,20 +273,20 @@ class CompiledBackend(ChunkedBackend):
         for job in jobs:
             if self.name == "compiled" and self._takes(job.site):
                 # Those who share rates share their group, and so all other options.
-                key = (id(job.rates), job.site.radius, job.measuring, *_dtypes(job))
+                key = (id(job.rates), job.site.radius, job.measuring, *dtypes_of(job))
                 groups.setdefault(key, []).append(job)
             else:
                 others.append(job)
         for there in groups.values():
             site, rates = there[0].site, there[0].rates
             maximize, factor = site.group["maximize"], 1.0 if clip is None else float(clip)
-            structure = _structure(there[0], scaled=maximize or clip is not None)
+            structure = structure_of(there[0], scaled=maximize or clip is not None)
             numbers = torch.tensor(
                 numbers_of(rates, site.radius, -factor if maximize else factor),
                 dtype=state_dtype(site.param),
                 device="cpu",
             )
-            for pack in packs([job.site for job in there]):
+            for pack in packs_for([job.site for job in there], _update_kernel(structure)):
                 mine = [there[i] for i in pack]
                 if not self._manages(partial(self._update_pack, mine, structure, numbers, draw)):
                     others += mine
@@ -254,6 +302,27 @@ class CompiledBackend(ChunkedBackend):
         kind, sites = structure.kind, [job.site for job in jobs]
         if kind.swapped:
             self._be_swapped(sites)
+        kernel = _update_kernel(structure)
+        if kernel is not None:
+            update_all(kernel, numbers, jobs, kind, self._extra(sites, kind, draw))
+        else:
+            self._update_few(jobs, structure, numbers, draw)
+        torch.autograd.graph.increment_version([site.param for site in sites])
+
+    def _extra(self, sites: Sequence[Site], kind: Kind, draw: Draw) -> dict[str, list[Tensor]]:
+        """Words of each site and how far its probes went, if an update needs them."""
+        extra = {}
+        if "words" in kind.tensors:
+            extra["words"] = self._words.each(sites, draw)
+        if "radius" in kind.tensors:
+            pairs = zip(sites, self._radii.divide(sites), strict=True)
+            extra["radius"] = [self._radius(site, flat(room)) for site, room in pairs]
+        return extra
+
+    def _update_few(
+        self, jobs: Sequence[Job], structure: Structure, numbers: Tensor, draw: Draw
+    ) -> None:
+        kind, sites = structure.kind, [job.site for job in jobs]
         sources = [self._sources(job, kind) for job in jobs]
         staged = is_small(sites[0].numel)
         tensors = {}
@@ -275,8 +344,7 @@ class CompiledBackend(ChunkedBackend):
         else:
             skipped = int(work())
         for job in jobs if skipped else ():
-            job.site.skipped += skipped if len(jobs) == 1 else _count_skipped(job)
-        torch.autograd.graph.increment_version([site.param for site in sites])
+            job.site.skipped += skipped if len(jobs) == 1 else count_skipped(job)
 
     def _hand_out(
         self,
@@ -301,11 +369,12 @@ class CompiledBackend(ChunkedBackend):
         gradients = {"grad": site.gradient}
         if kind.measuring:
             gradients |= {
-                name: _zeros(own, site.gradient.dtype) if side is None else side
+                name: zeros(site) if side is None else side
                 for name, side in (("plus", site.plus), ("minus", site.minus))
             }
             if kind.low:
-                tensors["radius"] = self._radius(site)
+                room = torch.empty(site.numel, dtype=state_dtype(own), device="cpu")
+                tensors["radius"] = self._radius(site, room)
         for name, grad in gradients.items():
             if type(grad) is not Tensor or grad.stride() != own.stride():
                 grad = conformed(local(grad), local(own))
@@ -322,50 +391,8 @@ class CompiledBackend(ChunkedBackend):
                 here, there = local(site.param), local(site.state["probe_center"])
                 exchange_([site], [here], [there], [site.position])
 
-    def _radius(self, site: Site) -> Tensor:
-        """`realised_radius` in slices."""
-        dtype = state_dtype(site.param)
-        if is_small(site.numel):
-            room = torch.empty(site.numel, dtype=dtype, device="cpu")
-        else:
-            room = self._stage.room("radii", site.numel, dtype)
+    def _radius(self, site: Site, room: Tensor) -> Tensor:
+        """`realised_radius` in slices, written to ``room``."""
         for part in slices(site, self.chunk):
             room[part.start : part.start + part.numel] = realised_radius(part)
         return room
-
-
-def _structure(job: Job, *, scaled: bool) -> Structure:
-    site, r = job.site, job.rates
-    kind = Kind(
-        limit=r.limit,
-        hessian=r.hessian,
-        glass=r.glass,
-        measuring=job.measuring,
-        measured=r.measured,
-        low=site.low_precision,
-        scaled=scaled,
-        floor=r.lr_min > 0,
-        decay=r.weight_decay > 0,
-        eps=r.eps > 0,
-    )
-    return Structure(kind, _dtypes(job))
-
-
-def _dtypes(job: Job) -> tuple[torch.dtype, ...]:
-    """Of the parameter and its gradients."""
-    param, grad = job.site.param.dtype, job.site.gradient.dtype
-    sides = (job.site.plus, job.site.minus) if job.measuring else ()
-    return (param, grad, *(grad if side is None else side.dtype for side in sides))
-
-
-def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(local(param), dtype=dtype)
-
-
-def _count_skipped(job: Job) -> Tensor:
-    """How many coordinates of a small tensor have a gradient that is not finite."""
-    grads = [local(job.site.gradient)]
-    if job.measuring:
-        grads += [side for side in (job.site.plus, job.site.minus) if side is not None]
-    finite = [torch.isfinite(grad) for grad in grads]
-    return functools.reduce(torch.logical_and, finite).logical_not().sum()

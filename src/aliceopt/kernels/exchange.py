@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..site import Site
+from .native import Rows
 
-__all__ = ["Witness", "Witnesses", "completed", "exchange_", "noted"]
+__all__ = ["Witness", "Witnesses", "completed", "exchange_", "noted", "noted_all"]
 
 _SCAN = 1 << 16
 T = TypeVar("T")
@@ -72,6 +73,20 @@ def noted(site: Site, witness: Witness, work: Callable[[], T], *, swapped: bool)
         site.swapped = swapped if witness.changed() else before
         raise
     return result
+
+
+def noted_all(sites: Sequence[Site], rows: Rows, *, swapped: bool) -> None:
+    """`noted` of one call for many sites, which are all swapped or all not.
+
+    The call itself tells whether it was made.
+    """
+    before = sites[0].swapped
+    try:
+        rows.run()
+        _mark(sites, swapped)
+    except BaseException:
+        _mark(sites, swapped if rows.ran else before)
+        raise
 
 
 class Witness:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +89,8 @@ def is_flat(site: Site) -> bool:
     parameter is one run of its elements.
     """
     block, here = block_of(site.param), local(site.param)
-    alike = all(
-        local(site.state[name]).stride() == here.stride() for name in _STATE if name in site.state
-    )
+    state = [local(site.state[name]) for name in _STATE if name in site.state]
+    alike = all(there.shape == here.shape and there.stride() == here.stride() for there in state)
     return alike and is_dense(here) and block.shape[1:] == block.global_shape[1:]
 
 
@@ -141,12 +141,19 @@ class Room:
 
     def __init__(self) -> None:
         self._buffers: dict[torch.dtype, Tensor] = {}
+        self._divided: tuple[list[Any], list[Tensor]] = [], []
 
-    def divide(self, sites: Sequence[Site]) -> Iterator[tuple[Site, Tensor]]:
+    def divide(self, sites: Sequence[Site]) -> list[Tensor]:
         """A tensor for every site, in state precision and laid out like its parameter.
 
         What an earlier call gave out is given out again.
         """
+        wanted = [(site, s.dtype, s.shape, s.stride()) for site in sites for s in [site.param]]
+        if wanted != self._divided[0]:
+            self._divided = wanted, list(self._divide(sites))
+        return self._divided[1]
+
+    def _divide(self, sites: Sequence[Site]) -> Iterator[Tensor]:
         sizes: dict[torch.dtype, int] = {}
         starts = []
         for site in sites:
@@ -160,4 +167,4 @@ class Room:
         for site, start in zip(sites, starts, strict=True):
             here = local(site.param)
             buffer = self._buffers[state_dtype(here)]
-            yield site, buffer.as_strided(here.shape, here.stride(), start)
+            yield buffer.as_strided(here.shape, here.stride(), start)

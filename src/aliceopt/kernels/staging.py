@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from ..layout import local
 from ..site import Site
+from .base import Job
+from .memory import conformed, flat
 
-__all__ = ["Stage", "is_small", "packs"]
+__all__ = ["Stage", "count_skipped", "dtypes_of", "is_small", "joined", "packs", "zeros"]
 
 SMALL = 1 << 13
 """Tensors below this many elements are laid end to end."""
@@ -50,6 +54,10 @@ class Stage:
         torch.cat([*parts, torch.zeros(PADDING, dtype=dtype, device="cpu")], out=row)
         return row
 
+    def row(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """The same without the zeros."""
+        return self.gather(name, parts)[:-PADDING]
+
     @staticmethod
     def pieces(row: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
         """A row divided as its parts are."""
@@ -57,23 +65,88 @@ class Stage:
 
     @classmethod
     def scatter(cls, row: Tensor, parts: Sequence[Tensor]) -> None:
-        """Copy a row back to where its parts came from."""
-        torch._foreach_copy_(list(parts), cls.pieces(row, parts))
+        """Copy a row, with zeros behind it or not, back to where its parts came from."""
+        sizes = [part.numel() for part in parts]
+        torch._foreach_copy_(list(parts), list(row[: sum(sizes)].split(sizes)))
 
 
-def packs(sites: Sequence[Site]) -> Iterator[list[int]]:
-    """Indices of sites that share a call: a large one alone, small ones of one dtype together."""
-    rows: dict[torch.dtype, list[int]] = {}
-    counts: dict[torch.dtype, int] = {}
+def packs(sites: Sequence[Site], keys: Sequence[Hashable] | None = None) -> Iterator[list[int]]:
+    """Indices of sites that share a call: a large one alone, small ones of one key together.
+
+    Without keys that is the dtype.
+    """
+    rows: dict[Hashable, list[int]] = {}
+    counts: dict[Hashable, int] = {}
     for i, site in enumerate(sites):
         if not is_small(site.numel):
             yield [i]
             continue
-        dtype = site.param.dtype
-        row, count = rows.get(dtype, []), counts.get(dtype, 0)
+        key = site.param.dtype if keys is None else keys[i]
+        row, count = rows.get(key, []), counts.get(key, 0)
         if row and count + site.numel > PACK:
             yield row
             row, count = [], 0
         row.append(i)
-        rows[dtype], counts[dtype] = row, count + site.numel
+        rows[key], counts[key] = row, count + site.numel
     yield from rows.values()
+
+
+def joined(stage: Stage, jobs: Sequence[Job], states: Sequence[dict[str, Tensor]]) -> Job:
+    """Many small updates with the same numbers, options and dtypes as one, on copies.
+
+    The parameter is not copied, since an update only writes it. ``states`` are the sites', flat.
+    """
+    sites, first = [job.site for job in jobs], jobs[0].site
+    rows = {name: stage.row(name, [state[name] for state in states]) for name in states[0]}
+    position = [flat(site.position) for site in sites if site.position is not None]
+    sides: dict[str, list[Tensor | None]] = {"grad": [site.gradient for site in sites]}
+    if jobs[0].measuring:
+        sides |= {"plus": [site.plus for site in sites], "minus": [site.minus for site in sites]}
+    grads = {name: stage.row(name, _laid_out(sites, side)) for name, side in sides.items()}
+    total = sum(site.numel for site in sites)
+    site = Site(
+        param=stage.room("param", total, first.param.dtype),  # type: ignore[arg-type]
+        index=first.index,
+        group=first.group,
+        state=rows,
+        skipped=torch.zeros((), dtype=torch.int64, device="cpu"),
+        device=first.device,
+        numel=total,
+        radius=first.radius,
+        position=stage.row("mu", position),
+        unscaled=grads["grad"],
+        plus=grads.get("plus"),
+        minus=grads.get("minus"),
+    )
+    return Job(site, jobs[0].rates, jobs[0].measuring)
+
+
+def _laid_out(sites: Sequence[Site], grads: Sequence[Tensor | None]) -> list[Tensor]:
+    """Flat, in the order of the parameters' memory; zeros where there is none."""
+    return [
+        flat(zeros(site) if grad is None else conformed(local(grad), local(site.param)))
+        for site, grad in zip(sites, grads, strict=True)
+    ]
+
+
+def zeros(site: Site) -> Tensor:
+    """In place of a side's gradient."""
+    return torch.zeros_like(local(site.param), dtype=site.gradient.dtype)
+
+
+def dtypes_of(job: Job) -> tuple[torch.dtype, ...]:
+    """Of the parameter and its gradients."""
+    param, grad = job.site.param.dtype, job.site.gradient.dtype
+    if not job.measuring:
+        return param, grad
+    sides = (job.site.plus, job.site.minus)
+    return (param, grad, *(grad if side is None else side.dtype for side in sides))
+
+
+def count_skipped(job: Job) -> Tensor:
+    """How many coordinates of a small tensor have a gradient that is not finite."""
+    grads = [local(job.site.gradient)]
+    if job.measuring:
+        grads += [side for side in (job.site.plus, job.site.minus) if side is not None]
+    finite = [torch.isfinite(grad) for grad in grads]
+    return functools.reduce(torch.logical_and, finite).logical_not().sum()
