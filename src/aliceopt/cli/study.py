@@ -73,6 +73,8 @@ def study(
         finished = plan.tuning is None or carry_out.carry_out(
             plan.tuning, folder / "tuning", how, title="tuning learning rates"
         )
+        if not finished:
+            typer.echo("stopped while tuning learning rates; what was tried is kept")
         final = tuned(plan, folder) if finished else plan.final
         finished = finished and carry_out.carry_out(final, folder, how)
         carry_out.print_study(final, folder, target)

@@ -37,6 +37,18 @@ def test_a_strong_effect_is_found_named_and_measured() -> None:
     assert "For the other 8 combinations of term and step no difference was seen" in text
 
 
+@pytest.mark.parametrize("tuned", [True, False])
+def test_a_claim_between_different_tuned_rates_names_both(tuned: bool) -> None:
+    """Which rate tuning picked may be luck, the same at all seeds; equal rates are not named."""
+    plan = grid_plan(8, tuned={"seed": 9, "rates": 3, "chosen": {}} if tuned else False)
+    for name, method in plan["methods"].items():
+        method["lr"] = 0.095 if name == "alice-none-naq" else 0.03
+    effects = {"alice-glass-abs-naq": 2.0, "alice-signed-full": -3.0}
+    text = found(plan, invented_results(plan, effects, noise=0.1)).paragraph
+    assert text.count("at learning rate 0.03 against 0.095") == tuned
+    assert text.count("at learning rate") == tuned
+
+
 def test_intervals_of_claims_are_told_as_positive_numbers() -> None:
     """A loss of 3 points reads "worse by 3.0 (2.6 to 3.4)", not with minus signs."""
     plan = grid_plan(6)
@@ -208,11 +220,12 @@ def test_a_target_met_at_the_first_evaluation_costs_nothing_but_is_met() -> None
         (False, "Learning rates are the usual ones, not tuned here"),
         (
             {"seed": 9, "rates": 3, "chosen": {"adam": {"edge": False}}},
-            "Learning rates are the best of 3 tried for every method at another seed.",
+            "Learning rates are the best of 3 tried for every method at one other seed; intervals "
+            "take them as given and do not count the luck of that choice.",
         ),
         (
             {"seed": 9, "rates": 3, "chosen": {"adam": {"edge": True}}},
-            "for 1 method that was the lowest or highest, so a better one may lie beyond.",
+            "For 1 method the lowest or highest was best: a better one may lie beyond.",
         ),
     ],
 )

@@ -193,13 +193,21 @@ def _claims(plan: Mapping[str, Any], claimed: list[Comparison]) -> str:
     """Which terms help, then which hurt; if none helps that comes first."""
     told: dict[str, list[str]] = {"better": [], "worse": []}
     for c in claimed:
-        told[c.verdict].append(f"{_combination(plan, c.first)} is {_sided(c, plan['metric'])}")
+        size = f"{_sided(c, plan['metric'])}{_at_rates(plan, c)}"
+        told[c.verdict].append(f"{_combination(plan, c.first)} is {size}")
     helping, hurting = (join(told[side]) if told[side] else "" for side in ("better", "worse"))
     one = len(told["better"]) == 1
     if not helping:
         return f"No curvature term was seen to help; compared to none, {hurting}."
     opening = "A curvature term helps" if one else "Curvature terms help"
     return f"{opening}, compared to none: {helping}" + (f"; but {hurting}." if hurting else ".")
+
+
+def _at_rates(plan: Mapping[str, Any], c: Comparison) -> str:
+    """Both learning rates, where tuning chose different ones: they may be the difference."""
+    ours, theirs = (plan["methods"][method].get("lr") for method in (c.first, c.second))
+    differ = plan.get("tuned") and ours is not None and theirs is not None and ours != theirs
+    return f", at learning rate {ours:.2g} against {theirs:.2g}" if differ else ""
 
 
 def _unseen(
@@ -380,9 +388,12 @@ def _rates(plan: Mapping[str, Any]) -> str:
         return f"Learning rates are {whose}, not tuned here: this compares settings, not methods."
     if not isinstance(tuned, Mapping):
         return "Learning rates were tuned for every method."
-    text = f"Learning rates are the best of {tuned['rates']} tried for every method at another seed"
+    text = (
+        f"Learning rates are the best of {tuned['rates']} tried for every method at one other "
+        "seed; intervals take them as given and do not count the luck of that choice"
+    )
     edge = sum(bool(chosen.get("edge")) for chosen in tuned["chosen"].values())
     if not edge:
         return f"{text}."
     which = _plural(edge, "method")
-    return f"{text}; for {which} that was the lowest or highest, so a better one may lie beyond."
+    return f"{text}. For {which} the lowest or highest was best: a better one may lie beyond."

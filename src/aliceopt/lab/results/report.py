@@ -41,9 +41,11 @@ _READING = {
     "Gradient": "one forward and backward pass on a batch. Alice takes three of them on a full "
     "measurement and one otherwise.",
     "Time": "training steps only, without evaluation; runs done side by side slow each other down.",
-    "95% interval": "where the true mean difference lies, by a paired t-test over seeds. All "
-    "comparisons are corrected together (Holm): in a study without any true difference, one is "
-    "claimed at most 1 time in 20, and an interval leaves out zero exactly where one is claimed. "
+    "95% interval": "where the true mean difference at these learning rates lies, by a paired "
+    "t-test over seeds. All comparisons are corrected together (Holm): where these settings do not "
+    "truly differ, a difference is claimed at most 1 time in 20, and an interval leaves out zero "
+    "exactly where one is claimed. Rates tuned at one seed may differ by luck, which no interval "
+    "counts. "
     "Each holds with 95% confidence or more, not all at once. That of the best two allows for "
     "their being picked.",
 }
