@@ -8,17 +8,17 @@ for the host; work that has the host wait for the device still counts in full.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from aliceopt.graphs import no_collection
 
 __all__ = ["Task", "Timing", "captured", "interleaved", "median", "synchronize"]
 
@@ -100,7 +100,7 @@ def interleaved(
     plans = {name: _plan(task, device) for name, task in tasks.items()}
     samples: dict[str, list[float]] = {name: [] for name in tasks}
     names = list(tasks)
-    with _without_collection():
+    with no_collection():
         for i in range(repeats):
             late = seconds is not None and time.perf_counter() - begin > seconds
             if late and i >= MIN_ROUNDS:
@@ -157,19 +157,6 @@ def _between_events(call: Callable[[], object], calls: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / calls
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Garbage is collected before, not during, the timings."""
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def captured(step: Callable[[], object], warmup: int = 3) -> Callable[[], None]:

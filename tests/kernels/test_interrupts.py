@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from aliceopt import Alice
 from aliceopt.kernels.compiled import CompiledBackend
 from aliceopt.kernels.exchange import Witness, Witnesses
 from aliceopt.site import Site
+from interrupts import interrupted
 
 SIZES = ((2000, torch.float32), (30, torch.float64), (20, torch.float32), (7, torch.float64))
 EXCHANGING = (exchange.exchange_, exchange.noted, exchange.completed, exchange._mark)
@@ -84,35 +84,6 @@ class Run:
 
     def everything(self) -> list[Tensor]:
         return [t.clone() for t in self.tensors()]
-
-
-def interrupted(work: Callable[[], Any], functions: tuple[Any, ...], instruction: int) -> bool:
-    """Raise KeyboardInterrupt before that instruction in these functions, if it comes to that."""
-    codes: set[CodeType] = {function.__code__ for function in functions}
-    count = 0
-
-    def inside(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal count
-        count += event == "opcode"
-        if event == "opcode" and count == instruction:
-            raise KeyboardInterrupt
-        return inside
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code not in codes:
-            return None
-        frame.f_trace_opcodes = True
-        return inside
-
-    old = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(old)
-    return False
 
 
 def instructions(work: Callable[[int], bool], *, at_least: int) -> Iterator[int]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from aliceopt.kernels.compiled import CompiledBackend
 from aliceopt.kernels.direct import DirectPass, examples
 from aliceopt.kernels.native import COUNT, LENGTH, Kernel, kernel_of, pieces
 from cpu_cases import TOLERANCE, assert_agree, forget_passes, run
+from interrupts import interrupted
 
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler"
@@ -213,46 +212,19 @@ def test_a_step_can_be_interrupted_anywhere(loop: bool) -> None:
         else:
             optimizer.step(_closure(params))
 
-    _interrupted(work, 10**9)  # Python 3.12 counts instructions only the second time
+    interrupted(work, NATIVE, 10**9)  # Python 3.12 counts instructions only the second time
     instruction = 0
     while True:
         instruction += 1
         for tensor, value in zip(_tensors(optimizer), saved, strict=True):
             tensor.copy_(value)
-        if not _interrupted(work, instruction):
+        if not interrupted(work, NATIVE, instruction):
             break
         optimizer.state_dict()  # puts back what a finished loop left away
         now = _pairs(optimizer)
         assert any(all(map(torch.equal, now, known)) for known in (before, after)), instruction
         assert not any(site.swapped for site in optimizer._sites)
     assert instruction > 500
-
-
-def _interrupted(work: Callable[[], None], instruction: int) -> bool:
-    """Raise KeyboardInterrupt before that instruction of the functions above."""
-    codes, count = {function.__code__ for function in NATIVE}, 0
-
-    def inside(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal count
-        count += event == "opcode"
-        if event == "opcode" and count == instruction:
-            sys.settrace(None)  # what follows is dealing with it
-            raise KeyboardInterrupt
-        return inside
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        frame.f_trace_opcodes = frame.f_code in codes
-        return inside if frame.f_code in codes else None
-
-    old = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(old)
-    return False
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:

@@ -18,7 +18,7 @@ from .eager import EagerBackend, sum_dtype
 from .pointing import go_home, is_swappable, point
 from .recording import Moment, Rows, Sender
 from .sides import Sides
-from .tables import Kind, Table, is_even, is_supported, laid_out, numbers_of, side_dtype
+from .tables import LaunchKind, Table, is_even, is_supported, laid_out, numbers_of, side_dtype
 
 __all__ = ["TritonBackend"]
 
@@ -270,8 +270,8 @@ class TritonBackend:
 
     def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
         """Averages, position and probe center of every job."""
-        groups: dict[Kind, list[Job]] = {}
-        kinds: dict[tuple[Any, ...], Kind] = {}
+        groups: dict[LaunchKind, list[Job]] = {}
+        kinds: dict[tuple[Any, ...], LaunchKind] = {}
         others = []
         for job in jobs:
             site = job.site
@@ -285,7 +285,7 @@ class TritonBackend:
                 kind = kinds.get(short)
                 if kind is None:
                     ahead = self._sides is not None and site in self._sides
-                    kind = kinds[short] = Kind.of(job, ahead)
+                    kind = kinds[short] = LaunchKind.of(job, ahead)
                 groups.setdefault(kind, []).append(job)
         if others:
             self._eager.update(others, draw, clip)
@@ -332,7 +332,9 @@ class TritonBackend:
             return site.position.data_ptr()
         return self._aside[id(site)]
 
-    def _launch_update(self, table: Table, kind: Kind, moment: Moment, clip: Tensor | None) -> None:
+    def _launch_update(
+        self, table: Table, kind: LaunchKind, moment: Moment, clip: Tensor | None
+    ) -> None:
         state = state_dtype(table.params[0])
         rows, table.host[parts.CONFIG.value] = Rows.by_rates(table.sites, moment.rates, numbers_of)
         device_table = table.on_device()

@@ -21,7 +21,7 @@ from .base import Job
 from .memory import conformed, is_dense, memory_order
 from .recording import Moment, Rehearsal, Sender
 
-__all__ = ["Kind", "Table", "is_even", "is_supported", "laid_out", "numbers_of", "side_dtype"]
+__all__ = ["LaunchKind", "Table", "is_even", "is_supported", "laid_out", "numbers_of", "side_dtype"]
 
 # Elements a program works on. An update has up to 16 streams, and one vector a thread of each keeps
 # its registers few enough; a move has 2.
@@ -147,7 +147,7 @@ def side_dtype(site: Site) -> torch.dtype:
     return site.param.dtype if side is None else side.dtype
 
 
-class Kind(NamedTuple):
+class LaunchKind(NamedTuple):
     """What an update kernel is compiled for, and what else its sites have in common."""
 
     name: str
@@ -164,7 +164,7 @@ class Kind(NamedTuple):
     even: bool
 
     @classmethod
-    def of(cls, job: Job, ahead: bool) -> Kind:
+    def of(cls, job: Job, ahead: bool) -> LaunchKind:
         """This job's."""
         site, r = job.site, job.rates
         return cls(

@@ -53,7 +53,7 @@ def draw_columns(
                 axes.legend(handlelength=2.2, borderaxespad=0.1)
         outcomes.focus([mosaic[f"curves {i}"] for i in range(len(groups))], records)
         outcomes.draw_results(figure, mosaic, records, rows)
-    return outcomes.finish(figure, records, target)
+    return outcomes.finish(figure, records, target, "Small dots: single runs.")
 
 
 def _places(columns: int, *, with_paper: bool) -> list[Any]:

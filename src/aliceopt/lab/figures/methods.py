@@ -35,9 +35,11 @@ def draw_methods(folder: str | os.PathLike[str], out: str | os.PathLike[str]) ->
         )
         outcomes.draw_curves(mosaic["curves"], records, plain)
         outcomes.focus([mosaic["curves"]], records)
-        mosaic["curves"].legend(loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=2)
+        mosaic["curves"].legend(
+            loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=2, handlelength=4.0
+        )
         outcomes.draw_results(figure, mosaic, records, _with_costs(records, plain))
-    note = "Under each method: gradient evaluations and seconds of a run, medians."
+    note = "Under each method: gradients and seconds of a run, medians. Small dots: single runs."
     return outcomes.finish(figure, records, target, note)
 
 
