@@ -48,6 +48,11 @@ def arguments(data, out, *more):
     return [*usual, *given, *changes, *more]
 
 
+def hear_interrupts():
+    """In the background of a script SIGINT is inherited as ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def started(command):
     """The command in a session of its own, of which nothing is left at the end."""
@@ -57,6 +62,7 @@ def started(command):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_interrupts,
     )
     try:
         yield process
