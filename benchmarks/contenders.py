@@ -154,7 +154,7 @@ def contenders(dtype: torch.dtype, implementation: str, device: torch.device) ->
         Contender("adamw_fused", "AdamW fused", 7 * item, partial(_adamw, form="fused")),
         Contender("adamw_foreach", "AdamW foreach", 7 * item, partial(_adamw, form="foreach")),
         Contender("schedule_free", "schedule-free AdamW", 7 * item, _schedule_free),
-        Contender("alice_quick", "Alice quick", quick, partial(alice, full=False), held=4),
+        Contender("alice_quick", "Alice quick", quick, partial(alice, full=False)),
         Contender("alice_full", "Alice full", full, partial(alice, full=True), 4 + 2 * item),
     ]
 
@@ -164,11 +164,11 @@ def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
 
     P and G are a parameter's and a gradient's bytes, S those of the state. An update reads g0, g,
     s, rho, h and mu and writes g, s, nu and the parameter; a full one also reads two gradients
-    and writes rho and h. Captured on CUDA, in full precision, parameters are pointed at nu and at
-    the two sides, which the step before has written beside nu: here that is a full one too.
-    Elsewhere departing reads the parameter and nu and writes mu aside and the parameter, and two
-    moves read nu and write the parameter. Low precision adds a master copy, read at departure and
-    written by the update, and nu in a full update.
+    and writes rho and h. Captured on CUDA, in full precision, parameters are pointed at nu, and in
+    a full step at the two sides, which a pass of its own reads nu and writes for. Elsewhere
+    departing reads the parameter and nu and writes both anew, in places of their own or each
+    other's, and two moves read nu and write the parameter. Low precision adds a master copy, read
+    at departure and written by the update, and nu in a full update.
     """
     P = G = dtype.itemsize
     S = torch.promote_types(dtype, torch.float32).itemsize
@@ -176,7 +176,7 @@ def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
     update = G + 5 * S + 3 * S + P + low
     full_update = update + 2 * G + 2 * S + low
     if device.type == "cuda" and not low:
-        return update, full_update + 2 * P
+        return update, full_update + S + 2 * P
     depart, move = 2 * P + 2 * S + low, S + P
     return depart + update, depart + 2 * move + full_update
 

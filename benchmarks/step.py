@@ -298,7 +298,7 @@ def _parser() -> argparse.ArgumentParser:
 @contextlib.contextmanager
 def fresh_caches(wanted: bool) -> Iterator[None]:
     """Point the compilers' on-disk caches at an empty folder."""
-    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    names = ("TRITON_CACHE_DIR", "ALICEOPT_CACHE")
     before = {name: os.environ.get(name) for name in names}
     if not wanted:
         yield

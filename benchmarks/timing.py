@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from aliceopt.graphs import no_collection
+from aliceopt.capture.graphs import no_collection
 
 __all__ = ["Task", "Timing", "captured", "interleaved", "median", "synchronize"]
 

@@ -52,8 +52,10 @@ def test_memory_layout_changes_no_number(options, layout):
     assert not strided.is_contiguous()
     strides = strided.stride()
     first, second = descend(plain, options), descend(strided, options)
-    # A clip norm adds up in another order, which may round differently.
-    tolerance = {"rtol": 1e-5, "atol": 1e-9} if "max_grad_norm" in options else EXACT
+    # A clip norm adds up in another order, and what has gaps is served by torch's own operations,
+    # whose square root is an ulp off now and then.
+    exact = layout != "with gaps" and "max_grad_norm" not in options
+    tolerance = EXACT if exact else {"rtol": 1e-5, "atol": 1e-9}
     torch.testing.assert_close(strided.detach(), plain.detach(), **tolerance)
     for name, value in memory(first)["state"].items():
         torch.testing.assert_close(memory(second)["state"][name], value, **tolerance)

@@ -263,5 +263,5 @@ def test_zero_grad_lets_go_of_the_probes_gradients_but_not_in_the_middle_of_a_st
         optimizer.step(closure)
         after_each.append(param.detach().clone())
         optimizer.zero_grad()
-        assert param.grad is optimizer._sites[0].plus is optimizer._sites[0].minus is None
+        assert param.grad is optimizer.sites[0].plus is optimizer.sites[0].minus is None
     assert torch.equal(*after_each)

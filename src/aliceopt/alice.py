@@ -6,7 +6,7 @@ The mathematics is elsewhere: `probe` evaluates, `topography` averages, `step` d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from . import checkpoint
 from .capture import CapturedStep
-from .kernels import IMPLEMENTATIONS, Backends, Job
-from .layout import check_seen, reshard
+from .kernels import IMPLEMENTATIONS, Backends
 from .options import (
     OPTIONS,
     SHARED,
@@ -33,9 +32,10 @@ from .options import (
 )
 from .probe import BufferWatch, Probe
 from .scaling import check_scaler, poison_center_, refuse_scaled, unscale_
-from .site import Draw, Site, bound, position_of
-from .state import count_, jobs_of
+from .sharding import check_seen, reshard
+from .site import Draw, Site, Sites
 from .telemetry import Blocks, Telemetry, measure
+from .topography import Rates
 from .warning import warn
 
 __all__ = ["Alice"]
@@ -133,7 +133,7 @@ class Alice(Optimizer):
         self._backends = Backends(implementation)
         self._probe: Probe | None = None
         self._warned: set[str] = set()
-        self._sites: list[Site] = []
+        self.sites = Sites()
         super().__init__(params, defaults)
         check_holds(model, self._params())
 
@@ -227,7 +227,9 @@ class Alice(Optimizer):
         yield from self._rounds(scaler if enabled else None, settle=True)
 
     def _rounds(self, scaler: Any, *, settle: bool) -> Generator[int, None, None]:
-        probe = self._probe = self._new_probe(scaler)
+        sites, full, draw = self._begin()
+        trained = [site for site in sites if site.param.requires_grad]
+        probe = self._probe = Probe(trained, draw, full, self._backends, self.model, scaler)
         watch = self._watch_buffers(probe)
         try:
             for i, name in enumerate(probe.rounds):
@@ -258,39 +260,29 @@ class Alice(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients, also those of the last full step's probes that are still held."""
         super().zero_grad(set_to_none)
-        for site in self._sites if self._probe is None else ():
+        for site in self.sites if self._probe is None else ():
             site.plus = site.minus = None
 
     def _full_due(self) -> bool:
         due = self._shared("cadence") % (self._shared("quick_steps") + 1) == 0
         return due and any(has_curvature(group) for group in self.param_groups)
 
-    def _new_probe(self, scaler: Any) -> Probe:
+    def _begin(self) -> tuple[Sites, bool, Draw]:
+        """Every parameter's site ready for a step, whether it measures, and its directions.
+
+        Options may have been edited since the last step: they are checked again.
+        """
         check_groups(self.param_groups)
-        full = self._full_due() and any(probe_radius(group) > 0 for group in self.param_groups)
-        sites = [site for site in self._fresh_sites() if site.param.requires_grad]
-        if full:
-            radii = {id(group): probe_radius(group) for group in self.param_groups}
-            for site in sites:
-                site.radius = radii[id(site.group)]
-        return Probe(sites, self._draw(), full, self._backends, self.model, scaler)
-
-    def _draw(self) -> Draw:
+        radii = {id(group): probe_radius(group) for group in self.param_groups}
+        full = self._full_due() and any(radius > 0 for radius in radii.values())
+        self._bind()
+        self.sites.begin(radii if full else {})
         steps = self._shared("full_count") + self._shared("quick_count")
-        return Draw(self._shared("seed"), steps)
+        return self.sites, full, Draw(self._shared("seed"), steps)
 
-    def _fresh_sites(self) -> list[Site]:
-        """Every parameter's site, ready for a new excursion."""
-        for site in self._bound_sites():
-            site.reset()
-        return self._sites
-
-    def _bound_sites(self) -> list[Site]:
-        """A site for every parameter, the same from step to step, with its state."""
-        self._sites, replaced = bound(self._sites, self.param_groups, self.state)
-        if replaced:
+    def _bind(self) -> None:
+        if self.sites.bind(self.param_groups, self.state):
             self._backends.forget()
-        return self._sites
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""
@@ -305,24 +297,28 @@ class Alice(Optimizer):
         self._warned.update({"buffers"} if watching else ())
         return BufferWatch() if watching else None
 
-    @torch.no_grad()
     def _apply(self, loss_scale: Tensor | None = None) -> None:
         """Turn the gradients at hand into new averages and positions, and count the step."""
-        probe, self._probe = self._probe or self._plain_probe(), None
+        probe = self._probe or self._plain_probe()
         try:
-            reshard(self.model)
             probe.check_center()
-            unscale_(probe.sites, loss_scale)
-            jobs = jobs_of(probe.sites, full=probe.full)
-            probe.update(jobs, self._shared("max_grad_norm"))
+            if loss_scale is not None:
+                self.sites.touch()
+                unscale_(probe.sites, loss_scale)
+            updating = [site for site in probe.sites if site.param.grad is not None]
+            rates = self.sites.rates(updating, measuring=probe.full)
+            probe.update(updating, rates, self._shared("max_grad_norm"))
         except BaseException:
             probe.cancel()
+            self._probe = None
             raise
-        self._count(jobs, probe.full)
+        self._probe = None
+        self._commit(updating, rates, full=probe.full)
 
     def _plain_probe(self) -> Probe:
         """After a plain backward: the gradients at hand were taken at mu."""
         prepare_gradients_(self._params())
+        sites, _, _ = self._begin()
         wanted = any(group["lr"] > 0 and probe_radius(group) > 0 for group in self.param_groups)
         if wanted and self._shared("full_count") == 0 and "never full" not in self._warned:
             self._warned.add("never full")
@@ -330,16 +326,13 @@ class Alice(Optimizer):
                 "no curvature has been measured: step() after a plain backward is a quick step. "
                 "Pass a closure to step(), or loop over evaluations() before it"
             )
-        sites = [site for site in self._fresh_sites() if site.param.grad is not None]
-        for site in sites:
-            site.position = position_of(site)
-        return Probe(sites, Draw(0, 0), full=False, backends=self._backends)
+        sites.begin({})
+        given = [site for site in sites if site.param.grad is not None]
+        return Probe(given, Draw(0, 0), full=False, backends=self._backends)
 
-    def _count(self, jobs: list[Job], full: bool) -> None:
-        for job in jobs:
-            if self.state.get(job.site.param) is not job.site.state:
-                self.state[job.site.param] = job.site.state
-        count_(jobs)
+    def _commit(self, updated: Sequence[Site], rates: Sequence[Rates], *, full: bool) -> None:
+        """Count a step that these sites were updated by."""
+        self.sites.count_(updated, rates, self.state)
         cadence = self._shared("cadence")
         counts = {
             # A full step that was due but could not be taken stays due.
@@ -354,7 +347,8 @@ class Alice(Optimizer):
 
     def telemetry(self, depth: int = 1, blocks: Blocks | None = None) -> Telemetry:
         """What the last step did, per group and per block; see `aliceopt.telemetry.measure`."""
-        return measure(self, self._bound_sites(), depth=depth, blocks=blocks)
+        self._bind()
+        return measure(self, self.sites, depth=depth, blocks=blocks)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit; puts the parameters back at mu first."""
@@ -393,7 +387,7 @@ class Alice(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._probe, self._sites = None, []
+        self._probe, self.sites = None, Sites()
         self._backends = Backends(self.implementation)
         for group in self.param_groups:
             for name in OPTIONS:

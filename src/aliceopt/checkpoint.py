@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from .layout import is_dtensor
-from .site import state_dtype
+from .sharding import is_dtensor
+from .site import COUNTERS, REQUIRED, state_dtype
 
 __all__ = ["shield", "unshield"]
-
-_ON_CPU = ("step", "topography_weight")
 
 
 class _Shielded:
@@ -36,8 +34,8 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     state = dict(state_dict["state"])
     for saved_id, param in zip(ids, params, strict=True):
         entries = state.get(saved_id)
-        if entries is not None:
-            _check_shapes(entries, param, saved_id)
+        if entries:
+            _check_entries(entries, param, saved_id)
             state[saved_id] = {
                 name: _Shielded(value) if isinstance(value, Tensor) else value
                 for name, value in entries.items()
@@ -69,9 +67,15 @@ def _check_groups(saved_groups: list[dict[str, Any]], groups: list[dict[str, Any
             )
 
 
-def _check_shapes(entries: dict[str, Any], param: Tensor, saved_id: Any) -> None:
+def _check_entries(entries: dict[str, Any], param: Tensor, saved_id: Any) -> None:
+    missing = [name for name in REQUIRED if not isinstance(entries.get(name), Tensor)]
+    if missing:
+        raise ValueError(
+            f"the checkpoint is incomplete: the state of parameter {saved_id} has no "
+            f"{', '.join(missing)}"
+        )
     for name, value in entries.items():
-        if isinstance(value, Tensor) and name not in _ON_CPU and value.shape != param.shape:
+        if isinstance(value, Tensor) and name not in COUNTERS and value.shape != param.shape:
             raise ValueError(
                 f"{name} of parameter {saved_id} has shape {tuple(value.shape)} in the checkpoint, "
                 f"the parameter {tuple(param.shape)}"
@@ -87,7 +91,7 @@ def unshield(optimizer: Optimizer) -> None:
 
 
 def _placed(value: Tensor, name: str, param: Tensor) -> Tensor:
-    if name in _ON_CPU:
+    if name in COUNTERS:
         return value.detach().to("cpu", torch.float64, copy=True)
     value = value.detach()
     if is_dtensor(value) and _placement(value) != _placement(param):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layout import align_gradients_, block_of, is_dtensor
+from .sharding import align_gradients_, block_of, is_dtensor
+from .topography import Rates
 
 __all__ = [
     "OPTIONS",
@@ -26,6 +27,7 @@ __all__ = [
     "number",
     "prepare_gradients_",
     "probe_radius",
+    "rates",
     "step_fraction",
 ]
 
@@ -84,6 +86,34 @@ def step_fraction(group: dict[str, Any]) -> float:
     """``phi`` now: the given number, else ``(1 - beta1) lookahead``, Theorem 6's."""
     phi = group["step_fraction"]
     return float((1 - group["betas"][0]) * group["lookahead"] if phi is None else phi)
+
+
+def rates(group: dict[str, Any], count: int, weight: float, *, measuring: bool) -> Rates:
+    """The numbers of update ``count`` (from 1), given the topography's weight before it.
+
+    The topography's memory, in steps, does not depend on how often it is measured.
+    """
+    beta1, beta2 = group["betas"]
+    beta_topo = float(beta2 ** (group["quick_steps"] + 1))
+    return Rates(
+        beta1=beta1,
+        beta2=beta2,
+        beta_topo=beta_topo,
+        grad_weight=1 - beta1**count,
+        sq_weight=1 - beta2**count,
+        topo_weight=beta_topo * weight + (1 - beta_topo) if measuring else weight,
+        lr=number(group["lr"]),
+        lr_min=number(group["lr_min"]),
+        eps=group["eps"],
+        step_fraction=step_fraction(group),
+        lookahead=group["lookahead"],
+        weight_decay=group["weight_decay"],
+        limit=group["limit"],
+        hessian=group["hessian"],
+        glass=group["glass"],
+        measuring=measuring,
+        maximize=group["maximize"],
+    )
 
 
 def check_names(group: dict[str, Any]) -> None:
@@ -213,10 +243,12 @@ def check_model(model: Any) -> None:
 def prepare_gradients_(params: Iterable[Tensor]) -> None:
     """Refuse sparse gradients; reduce and place the others as their parameters are."""
     params = list(params)
-    for param in params:
-        if param.grad is not None and param.grad.layout != torch.strided:
-            raise RuntimeError(
-                f"Alice needs dense gradients, got layout {param.grad.layout} for a parameter of "
-                f"shape {tuple(param.shape)}: use sparse=False in the embedding"
-            )
-    align_gradients_(params)
+    grads = [grad for param in params if (grad := param.grad) is not None]
+    if {grad.layout for grad in grads} - {torch.strided}:
+        param = next(p for p in params if p.grad is not None and p.grad.layout != torch.strided)
+        raise RuntimeError(
+            f"Alice needs dense gradients, got layout {param.grad.layout} for a parameter of "  # type: ignore[union-attr]
+            f"shape {tuple(param.shape)}: use sparse=False in the embedding"
+        )
+    if set(map(type, grads)) - {Tensor}:
+        align_gradients_(params)

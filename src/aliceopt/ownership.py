@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .layout import local
+from .sharding import local
 
 __all__ = ["Keeper", "References", "is_owned", "kept", "references"]
 
@@ -121,8 +121,8 @@ class Keeper:
             else:
                 kinds.setdefault((param.device, param.grad.dtype), []).append(i)
         for alike in kinds.values():
-            there = _copies([local(grad) for i in alike if (grad := params[i].grad) is not None])
-            kept.update(zip(alike, there, strict=True))
+            there = [g if type(g) is Tensor else _local(g) for g in (params[i].grad for i in alike)]
+            kept.update(zip(alike, _copies(there), strict=True))
         return [kept[i] for i in range(len(params))]
 
     def _keep(self, param: Tensor, place: Hashable) -> Tensor:
@@ -140,11 +140,14 @@ class Keeper:
         self._places.clear()
 
 
+def _local(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return local(grad)
+
+
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors of one device and dtype, in a few launches."""
-    made = [torch.empty_like(tensor) for tensor in tensors]
-    torch._foreach_copy_(made, list(tensors))
-    return made
+    """Copies of tensors of one device and dtype, made and filled in one call."""
+    return list(torch._foreach_mul(list(tensors), 1.0))
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -19,10 +19,11 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from .kernels import Backend, Backends, Job, Round
-from .layout import check_seen, devices_of, local, recover, reshard
+from .kernels import Backend, Backends, Round
 from .scaling import clip_factors
+from .sharding import check_seen, devices_of, local, recover, reshard
 from .site import Draw, Site
+from .topography import Rates
 from .warning import warn
 
 __all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState"]
@@ -148,16 +149,22 @@ class Probe:
     _random: RandomState = field(init=False)
     _buffers: BufferGuard = field(init=False)
     _divided: list[tuple[Backend, list[Site]]] = field(init=False)
+    _distributed: bool = field(init=False)
     _center: list[tuple[int, int] | None] = field(init=False, default_factory=list)
     _others: list[nn.Parameter] = field(init=False, default_factory=list)
     _foreign: list[tuple[nn.Parameter, Tensor | None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._random = self.random or RandomState(devices_of(site.param for site in self.sites))
+        self._distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._divided = self.backends.split(self.sites)
+        params = [site.param for site in self.sites]
+        if self.random is None:
+            devices = devices_of(params) if self._distributed else {p.device for p in params}
+            self.random = RandomState(devices)
+        self._random = self.random
         self._buffers = BufferGuard(self.model)
-        self._divided = list(self.backends.split(self.sites))
         if self.full and self.model is not None:
-            mine = {id(site.param) for site in self.sites}
+            mine = set(map(id, params))
             self._others = [p for p in self.model.parameters() if id(p) not in mine]
 
     @property
@@ -165,13 +172,23 @@ class Probe:
         """The evaluations of this step, in order."""
         return ("plus", "minus", "center") if self.full else ("center",)
 
+    @torch.no_grad()
     def begin(self, round_name: Round) -> None:
         """Move to a probe point with fresh gradients, replayed randomness and old buffers."""
         if round_name != self.rounds[0]:
             self._random.restore()
             self._buffers.restore()
-        self._go(round_name)
-        check_seen((site.param for site in self.sites), self.model)
+        if self._distributed:
+            reshard(self.model)
+        # Said first, so that a move that fails half-way is undone.
+        departing, self.at_rest = self.at_rest, False
+        for backend, sites in self._divided:
+            if departing:
+                backend.depart(sites, round_name, self.draw)
+            else:
+                backend.move(sites, round_name, self.draw)
+        if self._distributed:
+            check_seen((site.param for site in self.sites), self.model)
         if round_name != "center":
             # Parameters of the model that others train must get one gradient, not three.
             self._foreign = [(p, p.grad) for p in self._others]
@@ -206,18 +223,11 @@ class Probe:
         """Put the parameters back at mu, keeping the gradients."""
         if self.at_rest:
             return
-        reshard(self.model)
+        if self._distributed:
+            reshard(self.model)
         for backend, sites in self._divided:
             backend.rest(sites)
         self.at_rest = True
-
-    @torch.no_grad()
-    def leave_idle(self) -> None:
-        """Put back the parameters that got no gradient at the center; no update will move them."""
-        for backend, sites in self._divided if not self.at_rest else ():
-            idle = [site for site in sites if site.param.grad is None]
-            if idle:
-                backend.rest(idle)
 
     def finish(self) -> None:
         """All evaluations are done; from here on the center's gradients should stay as they are."""
@@ -238,22 +248,36 @@ class Probe:
                 "Alice(..., max_grad_norm=...)"
             )
 
-    def update(self, jobs: Sequence[Job], max_grad_norm: float | None) -> None:
-        """Run these updates, all gradients clipped by one factor; idle parameters go home."""
-        self.leave_idle()
-        by_device: dict[torch.device, list[Job]] = {}
-        for job in jobs:
-            by_device.setdefault(job.site.device, []).append(job)
-        serving = {sites[0].device: backend for backend, sites in self._divided}
-        divided = [(serving[d], [job.site for job in there]) for d, there in by_device.items()]
-        clip = clip_factors(divided, max_grad_norm)
-        for device, there in by_device.items():
-            serving[device].update(there, self.draw, clip.get(device))
+    @torch.no_grad()
+    def update(self, updating: list[Site], rates: list[Rates], max_grad_norm: float | None) -> None:
+        """Update these sites, all gradients clipped by one factor; the others go home."""
+        if self._distributed:
+            reshard(self.model)
+        if not self.at_rest and len(updating) < len(self.sites):
+            staying = set(updating)
+            for backend, sites in self._divided:
+                backend.rest([site for site in sites if site not in staying])
+        if len(self._divided) == 1:
+            divided = [(self._divided[0][0], updating, rates)]
+        else:
+            numbers = dict(zip(updating, rates, strict=True))
+            mine = [
+                (backend, [s for s in sites if s in numbers]) for backend, sites in self._divided
+            ]
+            divided = [(backend, sites, [numbers[s] for s in sites]) for backend, sites in mine]
+        clip: dict[torch.device, Tensor] = {}
+        if max_grad_norm is not None:
+            clip = clip_factors([(backend, sites) for backend, sites, _ in divided], max_grad_norm)
+        for backend, sites, there in divided:
+            if sites:
+                factor = clip.get(local(sites[0].param).device) if clip else None
+                backend.update(sites, there, self.draw, factor)
         self.at_rest = True
 
     def cancel(self) -> None:
         """Undo the excursion: parameters, buffers and random state as before, gradients None."""
-        recover(self.model)
+        if self._distributed:
+            recover(self.model)
         self.settle()
         self._random.restore()
         self._buffers.restore()
@@ -261,14 +285,3 @@ class Probe:
             site.param.grad = None
         for param, grad in self._foreign:
             param.grad = grad
-
-    @torch.no_grad()
-    def _go(self, round_name: Round) -> None:
-        reshard(self.model)
-        # Said first, so that a move that fails half-way is undone.
-        departing, self.at_rest = self.at_rest, False
-        for backend, sites in self._divided:
-            if departing:
-                backend.depart(sites, round_name, self.draw)
-            else:
-                backend.move(sites, round_name, self.draw)

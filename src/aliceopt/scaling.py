@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from .kernels import Backend
-from .layout import local
+from .sharding import local
 from .site import Site
 
 if TYPE_CHECKING:
@@ -20,16 +20,20 @@ __all__ = ["check_scaler", "clip_factors", "poison_center_", "refuse_scaled", "u
 
 
 def clip_factors(
-    divided: Sequence[tuple[Backend, Sequence[Site]]], limit: float | None
+    divided: Sequence[tuple[Backend, Sequence[Site]]], limit: float
 ) -> dict[torch.device, Tensor]:
     """``min(1, limit / norm)`` on every device, for the global norm of all ``.grad``.
 
     The norm is over finite entries. One factor for all three gradients of a step: clipping them
-    separately would fake curvature. Empty with no limit.
+    separately would fake curvature.
     """
-    if limit is None or not divided:
+    squares = {
+        local(sites[0].param).device: backend.square_sum(sites)
+        for backend, sites in divided
+        if sites
+    }
+    if not squares:
         return {}
-    squares = {sites[0].device: backend.square_sum(sites) for backend, sites in divided}
     home = next(iter(squares))
     total = torch.stack([square.to(home) for square in squares.values()]).sum()
     factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
@@ -46,14 +50,14 @@ def poison_center_(sites: Iterable[Site]) -> None:
                 mine.copy_(torch.where(torch.isfinite(side).all(), mine, float("nan")))
 
 
-def unscale_(sites: Iterable[Site], scale: Tensor | None) -> None:
-    """Divide every center gradient by the loss scale; None means that was done already.
+def unscale_(sites: Iterable[Site], scale: Tensor) -> None:
+    """Divide every center gradient by the loss scale.
 
     The quotient of a half-precision gradient is kept in float32, since it may be too small for
     ``.grad``.
     """
     for site in sites:
-        if scale is not None and site.param.grad is not None:
+        if site.param.grad is not None:
             mine = local(site.param.grad)
             factor = scale.to(mine.device)
             if site.low_precision:

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Key", "block_signs", "sign_key", "signs_at"]
+__all__ = ["Key", "block_signs", "run_signs", "sign_key", "signs_at"]
 
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -110,7 +110,7 @@ def block_signs(
     strides = [math.prod(size[d + 1 :]) for d in range(len(size))]
     first = sum(o * s for o, s in zip(start, strides, strict=True))
     if block[1:] == size[1:]:
-        return _run_signs(key, first, math.prod(block), dtype, device).view(block)
+        return run_signs(key, first, math.prod(block), dtype, device).view(block)
     index = torch.full((1,) * len(size), first, dtype=torch.int64, device=device)
     for d, (length, stride) in enumerate(zip(block, strides, strict=True)):
         along = torch.arange(length, dtype=torch.int64, device=device) * stride
@@ -118,7 +118,7 @@ def block_signs(
     return signs_at(key, index, dtype)
 
 
-def _run_signs(
+def run_signs(
     key: Key, first: int, count: int, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
     """Signs of ``count`` consecutive elements: one hash per word, then its bits."""

@@ -1,19 +1,44 @@
-"""One parameter during a step: where it stands, where it is sent, and what was found there."""
+"""One parameter: what Alice remembers of it, and what one step finds out about it.
+
+The state of a parameter, in ``optimizer.state``:
+
+===================== ==================================================================
+``step``              updates so far, k (0-dim, on the CPU)
+``topography_weight`` total weight of the topography averages, w (0-dim, on the CPU)
+``probe_center``      nu
+``grad_avg``          g, uncorrected
+``grad_sq``           s, uncorrected
+``glass_density``     rho, uncorrected; only with ``glass=True``
+``hess``              h, uncorrected, of the group's kind; not with ``hessian="none"``
+``position``          mu in float32; only for bf16 and fp16 parameters
+===================== ==================================================================
+
+Tensors are float32, or float64 for float64 parameters, and laid out and sharded like the parameter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .layout import block_of, local
-from .signs import block_signs, sign_key
-from .topography import Rates
+from .options import rates
+from .sharding import is_dtensor, local
+from .topography import Averages, Rates
 
-__all__ = ["Draw", "Site", "bound", "displaced", "position_of", "realised_radius", "state_dtype"]
+__all__ = ["COUNTERS", "REQUIRED", "Draw", "Site", "Sites", "averages", "fit_", "state_dtype"]
+
+COUNTERS = ("step", "topography_weight")
+"""What a state keeps on the CPU."""
+
+REQUIRED = (*COUNTERS, "probe_center", "grad_avg", "grad_sq")
+"""What every state has."""
 
 
 class Draw(NamedTuple):
@@ -25,16 +50,14 @@ class Draw(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Site:
-    """A parameter, its group and state, and one excursion's findings.
+    """A parameter, its group and state, and one step's findings.
 
-    ``radius`` is zero where the parameter stays at the probe center. ``position`` is mu, taken
-    aside in state precision while the parameter is elsewhere; or the parameter points elsewhere,
-    and ``home`` is its own data, still at mu; or the two are ``swapped``, the parameter holding nu
-    and the state's probe center mu. ``plus`` and ``minus`` are the gradients of the two sides.
-    ``index`` is the parameter's place in the optimizer, ``skipped`` counts coordinates that
-    updates left alone (0-dim int64, on the parameter's device), and ``numel`` those that this
-    process holds. ``rates`` are the numbers of the last update, and ``fitted_for`` the curvature
-    terms that the state is known to have.
+    ``index`` is the parameter's place in the optimizer, ``skipped`` counts coordinates that updates
+    left alone (0-dim int64, on the parameter's device). ``radius`` is zero where the parameter
+    stays at the probe center; ``plus`` and ``minus`` are the gradients of the two sides, and
+    ``unscaled`` the center's, if a loss scale left less of it in ``.grad`` than float32 holds.
+    ``rates`` are the numbers of the last update, and ``fitted_for`` the curvature terms that the
+    state is known to have.
     """
 
     param: nn.Parameter
@@ -42,70 +65,32 @@ class Site:
     group: dict[str, Any]
     state: dict[str, Any]
     skipped: Tensor
-    device: torch.device
-    numel: int
+    sharded: bool
     radius: float = 0.0
-    position: Tensor | None = None
-    home: Tensor | None = None
-    swapped: bool = False
-    rates: Rates | None = None
-    fitted_for: tuple[bool, str] | None = None
     plus: Tensor | None = None
     minus: Tensor | None = None
     unscaled: Tensor | None = None
+    rates: Rates | None = None
+    fitted_for: tuple[bool, str] | None = None
 
     @classmethod
     def of(cls, param: nn.Parameter, index: int, group: dict[str, Any]) -> Site:
         """A site for a parameter, with no state yet."""
-        here = local(param)
-        counter = torch.zeros((), dtype=torch.int64, device=here.device)
-        return cls(param, index, group, {}, counter, here.device, here.numel())
-
-    def reset(self) -> None:
-        """Forget the last excursion."""
-        self.radius = 0.0
-        self.position = self.home = self.plus = self.minus = self.unscaled = None
-
-    @property
-    def center(self) -> Tensor:
-        """The probe center nu; the position, as long as no step was taken."""
-        if self.swapped:
-            return local(self.param)
-        nu = self.state.get("probe_center")
-        if nu is not None:
-            return local(nu)
-        assert self.position is not None
-        return self.position
+        counter = torch.zeros((), dtype=torch.int64, device=local(param).device)
+        return cls(param, index, group, {}, counter, is_dtensor(param))
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient at the center: ``.grad``, or what a loss scale left of it in float32."""
+        """The gradient at the center, as this process holds it."""
         if self.unscaled is not None:
             return self.unscaled
         assert self.param.grad is not None
-        return self.param.grad
-
-    @property
-    def ready(self) -> bool:
-        """Whether the state has what a move needs."""
-        return "probe_center" in self.state and (not self.low_precision or "position" in self.state)
+        return local(self.param.grad) if self.sharded else self.param.grad
 
     @property
     def low_precision(self) -> bool:
         """Whether the parameter is held in fewer bits than its state."""
         return self.param.dtype != state_dtype(self.param)
-
-    def signs(self, draw: Draw) -> Tensor:
-        """This parameter's Rademacher directions, regenerated."""
-        block = block_of(self.param)
-        return block_signs(
-            sign_key(draw.seed, draw.step, self.index),
-            block.global_shape,
-            offsets=block.offsets,
-            shape=block.shape,
-            dtype=state_dtype(self.param),
-            device=self.device,
-        )
 
 
 def state_dtype(param: Tensor) -> torch.dtype:
@@ -113,62 +98,171 @@ def state_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype == torch.float64 else torch.float32
 
 
-def bound(
-    sites: list[Site], groups: list[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
-) -> tuple[list[Site], bool]:
-    """A site for every parameter, the same as before where possible, with its state as it is now.
+class Sites(Sequence[Site]):
+    """A site for every parameter, the same from step to step, and all counters in one place.
 
-    Also tells whether a state in use was replaced behind the optimizer's back.
+    The counters in a state are views of one tensor, so that a step reads and advances them all at
+    once; whoever replaces one in a state is found out by `bind`.
     """
-    if len(sites) != sum(len(group["params"]) for group in groups):
-        owners = [(group, param) for group in groups for param in group["params"]]
-        sites = [Site.of(param, i, group) for i, (group, param) in enumerate(owners)]
-    replaced = False
-    for site in sites:
-        state = states.get(site.param)
-        if state is not site.state and (state or site.rates is not None):
-            replaced = replaced or site.rates is not None
-            site.state, site.rates, site.fitted_for = state or {}, None, None
-    return sites, replaced
+
+    def __init__(self) -> None:
+        self._sites: list[Site] = []
+        self._counters = torch.zeros(2, 0, dtype=torch.float64)
+        self._views: list[tuple[Tensor, Tensor]] = []
+        self._selected: tuple[Sequence[Site], np.ndarray] = (), np.zeros(0, dtype=np.int64)
+        self._bound: list[Any] = [None]  # unlike anything there may be, to begin with
+        self._clean = False
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._sites[i]
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._sites)
+
+    def bind(
+        self, groups: Sequence[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
+    ) -> bool:
+        """Follow the optimizer's parameters, groups and states; whether any was replaced."""
+        now = [*groups, *chain.from_iterable(group["params"] for group in groups)]
+        now += states.values()
+        now += [state.get(name) for state in states.values() for name in COUNTERS]
+        if len(now) == len(self._bound) and all(map(operator.is_, now, self._bound)):
+            return False
+        params = [(param, group) for group in groups for param in group["params"]]
+        rebuilt = [id(param) for param, _ in params] != [id(site.param) for site in self]
+        if rebuilt:
+            self._rebuild(params)
+        replaced = rebuilt
+        for site, (param, group) in zip(self, params, strict=True):
+            site.group, state = group, states.get(param)
+            if state is not site.state and (state or site.rates is not None):
+                replaced = True
+                site.state, site.rates, site.fitted_for = state or {}, None, None
+            if site.state:
+                self._adopt(site)
+        kept = len(groups) + len(params) + len(states)
+        counters = [state.get(name) for state in states.values() for name in COUNTERS]
+        self._bound = [*now[:kept], *counters]
+        return replaced
+
+    def _rebuild(self, params: Sequence[tuple[nn.Parameter, dict[str, Any]]]) -> None:
+        """Sites anew; a parameter that had one keeps it."""
+        known = {id(site.param): site for site in self}
+        self._counters = torch.zeros(2, len(params), dtype=torch.float64)
+        self._views = [(self._counters[0, i], self._counters[1, i]) for i in range(len(params))]
+        self._sites, self._selected = [], ((), np.zeros(0, dtype=np.int64))
+        for i, (param, group) in enumerate(params):
+            site = known.get(id(param)) or Site.of(param, i, group)
+            site.index = i
+            self._sites.append(site)
+
+    def _adopt(self, site: Site) -> None:
+        """Have the counters of a state here, with the values they have."""
+        for view, name in zip(self._views[site.index], COUNTERS, strict=True):
+            if site.state.get(name) is not view:
+                view.copy_(site.state.get(name, torch.zeros(())))
+                site.state[name] = view
+
+    def begin(self, radii: Mapping[int, float]) -> None:
+        """Forget the last step's findings; ``radii``, by the group's id, if this one measures."""
+        if self._clean and not radii:
+            return  # nobody has found anything
+        for site in self._sites:
+            site.radius = radii.get(id(site.group), 0.0)
+            site.plus = site.minus = site.unscaled = None
+        self._clean = not radii
+
+    def touch(self) -> None:
+        """Say that findings were written into sites."""
+        self._clean = False
+
+    def rates(self, updating: Sequence[Site], *, measuring: bool) -> list[Rates]:
+        """The numbers of these sites' next updates, whose states are made to fit.
+
+        Sites that share group, count and weight share one `Rates`.
+        """
+        groups = {id(site.group): site.group for site in updating}
+        terms = {name: (group["glass"], group["hessian"]) for name, group in groups.items()}
+        for site in [s for s in updating if s.fitted_for != terms[id(s.group)]]:
+            fit_(site)
+            self._adopt(site)
+            site.fitted_for = terms[id(site.group)]
+        counters = self._counters.numpy()[:, self._columns(updating)]
+        known: dict[tuple[int, float, float, bool], Rates] = {}
+        found = []
+        for site, count, weight in zip(updating, *counters.tolist(), strict=True):
+            key = (id(site.group), count, weight, measuring and site.radius > 0)
+            if key not in known:
+                known[key] = rates(site.group, int(count) + 1, weight, measuring=key[3])
+            found.append(known[key])
+        return found
+
+    def _columns(self, sites: Sequence[Site]) -> np.ndarray:
+        """Where these sites' counters are; not to be changed."""
+        if sites != self._selected[0]:
+            self._selected = list(sites), np.asarray([s.index for s in sites], dtype=np.int64)
+        return self._selected[1]
+
+    def count_(
+        self,
+        updated: Sequence[Site],
+        numbers: Sequence[Rates],
+        states: MutableMapping[Tensor, dict[str, Any]],
+    ) -> None:
+        """Record in sites and ``states`` that these updates were made."""
+        for site, rate in zip(updated, numbers, strict=True):
+            if site.rates is None:  # its first update, or the first of a state that was replaced
+                states[site.param] = site.state
+                self._bound = [None]
+            site.rates = rate
+        columns = self._columns(updated)
+        steps, weights = self._counters.numpy()
+        steps[columns] += 1
+        # What a measuring update makes of the weight, its `Rates` have worked out already.
+        weights[columns] = [rate.topo_weight for rate in numbers]
 
 
-def position_of(site: Site) -> Tensor:
-    """Mu in state precision, as a new local tensor.
+def fit_(site: Site) -> None:
+    """Give the state everything the group's options call for, or nothing if memory runs out.
 
-    A low-precision parameter has a master copy, which counts as long as it rounds to what the
-    parameter holds; a parameter that was edited between steps counts itself.
+    To be called where the parameter holds mu, or nu of a state that is there. A term that was never
+    measured starts the topography afresh, because both terms share one weight; so do terms that
+    were switched, since what they averaged may be of another kind.
     """
-    here, dtype = local(site.param), state_dtype(site.param)
-    if not site.low_precision:
-        return here.clone()
-    if "position" not in site.state:
-        return here.to(dtype)
-    master = local(site.state["position"])
-    return torch.where(master.to(here.dtype) == here, master, here.to(dtype))
+    state, param, group = site.state, site.param, site.group
+
+    def like_param(*, copied: bool = False) -> Tensor:
+        made = torch.zeros_like(param.detach(), dtype=state_dtype(param))
+        if copied:
+            local(made).copy_(local(param))
+        return made
+
+    made = {}
+    if "probe_center" not in state:
+        made["probe_center"] = like_param(copied=True)
+        made.update({name: like_param() for name in ("grad_avg", "grad_sq")})
+    if site.low_precision and "position" not in state:
+        made["position"] = like_param(copied=True)
+    wanted = {"glass_density": group["glass"], "hess": group["hessian"] != "none"}
+    new = [name for name, on in wanted.items() if on and name not in state]
+    made.update({name: like_param() for name in new})
+    if state and (new or site.fitted_for is not None):
+        for name in wanted.keys() & state.keys():
+            local(state[name]).zero_()
+        state["topography_weight"].zero_()
+    state.update(made)
 
 
-def displaced(site: Site, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the parameter really stands at the two probes: ``nu + d t`` and ``nu - d t``.
-
-    ``d`` is the probe radius or, in bf16 and fp16, the `realised_radius`; ``nu`` is then rounded.
-    """
-    center, radius = site.center, realised_radius(site, fall_back=False)
-    if site.low_precision:
-        center = center.to(site.param.dtype).to(center.dtype)
-    return center + radius * signs, center - radius * signs
-
-
-def realised_radius(site: Site, *, fall_back: bool = True) -> float | Tensor:
-    """How far a probe really goes from the center, in every coordinate.
-
-    Low precision rounds. Were the two sides rounded separately, a quadratic would look like glass
-    wherever they came out unequal. So the radius is rounded once, on the side away from zero: the
-    grid there is the coarser one, and what fits on it fits on the other side too, as long as the
-    probe does not cross zero; if it does, the sides differ by less than a rounding of the radius.
-    Where it rounds to zero nothing is displaced, and ``fall_back`` gives the nominal radius.
-    """
-    if not site.low_precision:
-        return site.radius
-    size = site.center.to(site.param.dtype).to(site.center.dtype).abs()
-    radius = (size + site.radius).to(site.param.dtype).to(size.dtype) - size
-    return torch.where(radius > 0, radius, site.radius) if fall_back else radius
+def averages(state: dict[str, Any], group: dict[str, Any]) -> Averages:
+    """The running averages as local tensors, without terms switched off or not yet measured."""
+    glass = state.get("glass_density") if group["glass"] else None
+    hess = state.get("hess") if group["hessian"] != "none" else None
+    return Averages(
+        grad_avg=local(state["grad_avg"]),
+        grad_sq=local(state["grad_sq"]),
+        glass_density=None if glass is None else local(glass),
+        hess=None if hess is None else local(hess),
+    )

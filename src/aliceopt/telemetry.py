@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .layout import reshard, sum_over_shards
-from .site import Site
-from .state import averages, rates
+from .options import rates
+from .sharding import reshard, sum_over_shards
+from .site import Site, averages
 from .step import anatomy, bounded_step
 from .topography import corrected
 

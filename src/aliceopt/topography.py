@@ -48,6 +48,7 @@ class Rates:
 
     ``grad_weight``, ``sq_weight`` and ``topo_weight`` are the total weights of the averages
     *after* this step (``1 - beta^(k+1)`` and ``w``): what a bias correction divides by.
+    ``measuring``: both sides were evaluated, too.
     """
 
     beta1: float
@@ -65,6 +66,8 @@ class Rates:
     limit: str
     hessian: str
     glass: bool
+    measuring: bool = False
+    maximize: bool = False
 
     @property
     def measured(self) -> bool:
@@ -110,16 +113,21 @@ def glass_sample(grads: Gradients) -> Tensor:
 def hess_sample(grads: Gradients, kind: str) -> Tensor:
     """``x = (g+ - g-)/(2 lambda)`` is ``H t``; "abs" takes ``|x|``, "rms" its square, "signed"
     ``t x``, the only one that is unbiased for the diagonal.
+
+    What overflows counts as the largest number: infinities of both signs would average to NaN.
     """
     assert grads.plus is not None
     assert grads.minus is not None
-    x = (grads.plus - grads.minus) / (2 * grads.radius)
+    x = (grads.plus - grads.minus) * (0.5 / grads.radius)
     if kind == "abs":
-        return x.abs()
-    if kind == "rms":
-        return x.square()
-    assert grads.signs is not None
-    return grads.signs * x
+        x = x.abs()
+    elif kind == "rms":
+        x = x.square()
+    else:
+        assert grads.signs is not None
+        x = grads.signs * x
+    largest = torch.finfo(x.dtype).max
+    return x.clamp(-largest, largest)
 
 
 def corrected(averages: Averages, rates: Rates) -> Averages:
@@ -130,16 +138,16 @@ def corrected(averages: Averages, rates: Rates) -> Averages:
     """
     glass_density = hess = None
     if rates.measured and averages.glass_density is not None:
-        glass_density = averages.glass_density / rates.topo_weight
+        glass_density = averages.glass_density * (1 / rates.topo_weight)
     if rates.measured and averages.hess is not None:
-        hess = averages.hess / rates.topo_weight
+        hess = averages.hess * (1 / rates.topo_weight)
         if rates.hessian == "rms":
             hess = torch.sqrt(hess)
         elif rates.hessian == "signed":
             hess = hess.abs()
     return Averages(
-        grad_avg=averages.grad_avg / rates.grad_weight,
-        grad_sq=averages.grad_sq / rates.sq_weight,
+        grad_avg=averages.grad_avg * (1 / rates.grad_weight),
+        grad_sq=averages.grad_sq * (1 / rates.sq_weight),
         glass_density=glass_density,
         hess=hess,
     )

@@ -2,79 +2,152 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import aliceopt.kernels.choice as choice
+import aliceopt.kernels.native as native
 from aliceopt import Alice
-from aliceopt.kernels import Backends, EagerBackend
-from aliceopt.kernels.choice import WORTH_COMPILING
+from aliceopt.kernels import Backends, EagerBackend, MultiTensorBackend
+from aliceopt.kernels.choice import IMPLEMENTATIONS, WORTH_A_WARNING, make
 from aliceopt.site import Site
+from cpu_cases import everything, needs_compiler, quadratic
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler"
-)
-CUDA = torch.device("cuda", 0)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def sites(count: int) -> list[Site]:
-    return [Site.of(nn.Parameter(torch.empty(count)), 0, {})]
+@pytest.fixture(params=["no compiler", "a failing compiler", "no folder"])
+def unbuildable(request: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A machine on which the kernels cannot be made; gives what should be said of it."""
+    (tmp_path / "file").touch()
+    variables, message = {
+        "no compiler": ({"CXX": "no-such-compiler"}, "no-such-compiler"),
+        "a failing compiler": ({"CXX": "false", "ALICEOPT_CACHE": str(tmp_path)}, "false"),
+        "no folder": ({"ALICEOPT_CACHE": str(tmp_path / "file" / "x")}, "ALICEOPT_CACHE"),
+    }[request.param]
+    if request.param == "no folder" and not native_works():
+        pytest.skip("needs a C++ compiler")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    native.library.cache_clear()
+    choice._warn_once.cache_clear()
+    yield message
+    native.library.cache_clear()
+    choice._warn_once.cache_clear()
 
 
-def chosen(implementation: str, count: int) -> str:
-    [(backend, _)] = Backends(implementation).split(sites(count))
-    return f"{backend.name} {type(backend).__name__}"
+def native_works() -> bool:
+    try:
+        native.library()
+    except native.BuildError:
+        return False
+    return True
+
+
+def run(implementation: str, size: int = 20) -> list[Tensor]:
+    params = [nn.Parameter(torch.linspace(-1, 1, size))]
+    optimizer = Alice(params, lr=0.01, quick_steps=1, implementation=implementation)
+    for _ in range(3):
+        optimizer.step(quadratic(params))
+    return everything(optimizer)
 
 
 @needs_compiler
-def test_auto_compiles_for_many_coordinates_only() -> None:
-    assert chosen("auto", WORTH_COMPILING) == "compiled CompiledBackend"
-    assert chosen("auto", WORTH_COMPILING - 1) == "eager ChunkedBackend"
-    assert chosen("eager", WORTH_COMPILING) == "eager ChunkedBackend"
-    assert chosen("compiled", 10) == "compiled CompiledBackend"
+@pytest.mark.parametrize("count", [1, WORTH_A_WARNING, 10**9])
+def test_a_cpu_is_served_by_the_compiled_kernels(count: int) -> None:
+    """However few coordinates; the oracle only if it is asked for."""
+    for implementation in ("auto", "compiled"):
+        backend = make(implementation, CPU, count)
+        assert isinstance(backend, MultiTensorBackend)
+        assert backend.name == "compiled"
+    assert isinstance(make("eager", CPU, count), EagerBackend)
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked for is refused, naming what is missing; what was not is done another way."""
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert chosen("auto", WORTH_COMPILING) == "eager ChunkedBackend"
-    with pytest.raises(RuntimeError, match=r"'compiled'.*no-such-compiler"):
-        chosen("compiled", 10)
+def test_without_kernels_a_small_model_is_served_silently(unbuildable: str) -> None:
+    """By the oracle, with its results; warnings are errors here."""
+    assert isinstance(make("auto", CPU, WORTH_A_WARNING - 1), EagerBackend)
+    assert all(map(torch.equal, run("auto"), run("eager")))
+
+
+def test_without_kernels_a_large_model_is_warned_of_once(unbuildable: str) -> None:
+    with pytest.warns(UserWarning, match=f"{unbuildable}.*'eager'.*slower") as caught:
+        made = [make("auto", CPU, WORTH_A_WARNING) for _ in range(3)]
+    assert len(caught) == 1
+    assert all(isinstance(backend, EagerBackend) for backend in made)
+
+
+def test_asked_for_without_being_there_is_warned_of_once(unbuildable: str) -> None:
+    """Whatever the size; the results are the same."""
+    with pytest.warns(UserWarning, match=f"{unbuildable}.*'eager'.*slower") as caught:
+        found = [run("compiled") for _ in range(2)]
+    assert len(caught) == 1
+    for tensors in found:
+        assert all(map(torch.equal, tensors, run("eager")))
+
+
+def test_the_warning_points_at_the_users_line(unbuildable: str) -> None:
+    with pytest.warns(UserWarning, match="slower") as caught:
+        run("compiled")
+    assert caught[0].filename == __file__
 
 
 def test_compiled_is_for_the_cpu() -> None:
     with pytest.raises(RuntimeError, match="'compiled' cannot run on cuda:0"):
-        Backends("compiled")._make(CUDA, 10)
+        make("compiled", CUDA, 10)
 
 
 def test_triton_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(RuntimeError, match="'triton' cannot run on cpu"):
-        chosen("triton", 10)
+        make("triton", CPU, 10)
 
 
-@needs_compiler
-def test_parameters_added_later_may_make_it_worth_while() -> None:
+def test_an_unknown_implementation_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"implementation.*'auto', 'triton'.*'quick'"):
+        Alice([nn.Parameter(torch.ones(3))], implementation="quick")
+    assert IMPLEMENTATIONS == ("auto", "triton", "compiled", "eager")
+
+
+def test_a_backend_is_made_once_for_a_device() -> None:
+    """And asked for again by every later split, whichever sites it has."""
     backends = Backends("auto")
-    few, many = sites(10), sites(WORTH_COMPILING)
+    sites = [Site.of(nn.Parameter(torch.ones(3)), i, {}) for i in range(3)]
     assert backends.describe() == "auto"
-    for there, name in ((few, "eager"), (few + many, "compiled"), (few, "compiled")):
-        [(backend, _)] = backends.split(there)
-        assert backend.name == name
-        assert backends.describe() == f"{name} on cpu"
+    [(first, there)] = backends.split(sites)
+    assert there == sites
+    [(second, there)] = backends.split(sites[1:])
+    assert first is second
+    assert there == sites[1:]
+    assert backends.describe() == f"{first.name} on cpu"
+
+
+def test_a_backend_handed_in_serves_from_the_first_step_on() -> None:
+    """`serve` is the door for tests: what came through it stays when parameters are added."""
+    params = [nn.Parameter(torch.linspace(-1, 1, 20)), nn.Parameter(torch.ones(3))]
+    optimizer = Alice(params[:1], quick_steps=1)
+    mine = EagerBackend()
+    optimizer._backends.serve(mine)
+    optimizer.step(quadratic(params[:1]))
+    assert optimizer._backends.split(list(optimizer.sites))[0][0] is mine
+    optimizer.add_param_group({"params": params[1:]})
+    optimizer.step(quadratic(params))
+    assert optimizer._backends.split(list(optimizer.sites))[0][0] is mine
 
 
 def test_repr_says_what_was_picked() -> None:
-    param = nn.Parameter(torch.ones(3))
-    optimizer = Alice([param], hessian="none", glass=False)
-    assert "# auto" in repr(optimizer)
-    param.grad = torch.ones(3)
-    optimizer.step()
-    assert "# eager on cpu" in repr(optimizer)
+    for implementation in ("auto", "eager"):
+        param = nn.Parameter(torch.ones(3))
+        optimizer = Alice([param], hessian="none", glass=False, implementation=implementation)
+        assert f"# {implementation}" in repr(optimizer)
+        param.grad = torch.ones(3)
+        optimizer.step()
+        picked = make(implementation, CPU, 3).name
+        assert f"# {picked} on cpu" in repr(optimizer)
 
 
 def test_a_triton_that_does_not_work_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +160,9 @@ def test_a_triton_that_does_not_work_is_warned_of_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(choice, "_launch", fail)
     choice._triton_failure.cache_clear()
     with pytest.warns(UserWarning, match=r"does not work.*libcuda.*'eager'") as caught:
-        made = [Backends("auto")._make(CUDA, 10) for _ in range(2)]
+        made = [make("auto", CUDA, 10) for _ in range(2)]
     assert len(caught) == 1
     assert all(type(backend) is EagerBackend for backend in made)
     with pytest.raises(RuntimeError, match=r"'triton' cannot run on cuda:0.*libcuda"):
-        Backends("triton")._make(CUDA, 10)
+        make("triton", CUDA, 10)
     choice._triton_failure.cache_clear()

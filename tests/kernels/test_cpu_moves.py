@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
-from aliceopt.kernels.chunks import ChunkedBackend
-from aliceopt.kernels.compiled import CompiledBackend
+from aliceopt.kernels.eager import displaced, signs_of
+from aliceopt.site import Draw
+from cpu_cases import everything, needs_compiler
 
-BACKENDS = [lambda: ChunkedBackend(64), lambda: CompiledBackend(strict=True)]
 SIZES = (20000, 30)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 pytestmark = [
-    pytest.mark.usefixtures("uncompiled"),
-    pytest.mark.parametrize("make", BACKENDS, ids=["chunked", "compiled"]),
+    pytest.mark.parametrize(
+        "implementation", ["eager", pytest.param("compiled", marks=needs_compiler)]
+    ),
+    pytest.mark.parametrize("dtype", DTYPES, ids=str),
 ]
 
 
 class Run:
     """Steps on a quadratic; ``seen`` has what each evaluation found."""
 
-    def __init__(self, make: Callable[[], ChunkedBackend], **options: object):
+    def __init__(self, implementation: str, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        self.params = [nn.Parameter(torch.randn(n)) for n in SIZES]
-        self.optimizer = Alice(self.params, lr=0.01, quick_steps=1, **options)
-        self.optimizer._backends._made[torch.device("cpu")] = make()
+        self.params = [nn.Parameter(torch.randn(n).to(dtype)) for n in SIZES]
+        self.optimizer = Alice(
+            self.params, lr=0.02, quick_steps=1, seed=5, implementation=implementation
+        )
         self.seen: list[list[Tensor]] = []
         self.addresses: set[tuple[int, ...]] = set()
         self.fail_after: int | None = None
@@ -42,13 +44,12 @@ class Run:
         return loss
 
     def everything(self) -> list[Tensor]:
-        states = [v for p in self.params for v in self.optimizer.state[p].values()]
-        return [t.detach().clone() for t in (*self.params, *states)]
+        return everything(self.optimizer)
 
 
-def test_a_parameter_keeps_its_memory(make: Callable[[], ChunkedBackend]) -> None:
+def test_a_parameter_keeps_its_memory(implementation: str, dtype: torch.dtype) -> None:
     """Views made before training see every probe point, and the position after each step."""
-    run = Run(make)
+    run = Run(implementation, dtype)
     views = [p.detach().view(-1) for p in run.params]
     own = tuple(p.data_ptr() for p in run.params)
     found: list[list[Tensor]] = []
@@ -65,20 +66,44 @@ def test_a_parameter_keeps_its_memory(make: Callable[[], ChunkedBackend]) -> Non
         assert all(map(torch.equal, there, here))
 
 
-def test_quick_steps_evaluate_at_the_probe_center(make: Callable[[], ChunkedBackend]) -> None:
-    run = Run(make)
+def test_moves_count_in_the_version_of_a_parameter(implementation: str, dtype: torch.dtype) -> None:
+    """So that autograd refuses a graph that spans one, instead of using what is not there."""
+    run = Run(implementation, dtype)
     run.optimizer.step(run.closure)
-    centers = [run.optimizer.state[p]["probe_center"].clone() for p in run.params]
-    run.optimizer.step(run.closure)
-    assert all(map(torch.equal, centers, run.seen[-1]))
+    for _ in range(2):
+        loss = sum((p**2).sum() for p in run.params)
+        run.optimizer.step(run.closure)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_evaluations_are_at_the_probe_center_and_beside_it(
+    implementation: str, dtype: torch.dtype
+) -> None:
+    """At nu + lambda t, nu - lambda t and nu in a full step, at nu in a quick one."""
+    run = Run(implementation, dtype)
+    for step in range(5):
+        run.seen.clear()
+        states = [run.optimizer.state.get(p, {}) for p in run.params]
+        pairs = zip(run.params, states, strict=True)
+        centers = [s.get("probe_center", p.detach().to(torch.float32)).clone() for p, s in pairs]
+        if dtype == torch.float64 and step == 0:
+            centers = [p.detach().clone() for p in run.params]
+        run.optimizer.step(run.closure)
+        assert all(map(torch.equal, (c.to(dtype) for c in centers), run.seen[-1]))
+        if step % 2 == 0:
+            for i, (site, center) in enumerate(zip(run.optimizer.sites, centers, strict=True)):
+                sides = displaced(center, dtype, 0.01, signs_of(site, Draw(5, step)))
+                for side, seen in zip(sides, run.seen[:2], strict=True):
+                    assert torch.equal(side.to(dtype), seen[i])
 
 
 @pytest.mark.parametrize("evaluation", [4, 5, 6, 7])
 def test_a_closure_that_raises_leaves_no_trace(
-    make: Callable[[], ChunkedBackend], evaluation: int
+    implementation: str, dtype: torch.dtype, evaluation: int
 ) -> None:
     """In a quick step and at each point of a full one: parameters and state to the bit."""
-    run = Run(make)
+    run = Run(implementation, dtype)
     quick = evaluation == 4
     for _ in range(1 if quick else 2):
         run.optimizer.step(run.closure)
@@ -90,9 +115,9 @@ def test_a_closure_that_raises_leaves_no_trace(
 
 
 def test_no_gradient_at_the_center_leaves_a_parameter_alone(
-    make: Callable[[], ChunkedBackend],
+    implementation: str, dtype: torch.dtype
 ) -> None:
-    run = Run(make)
+    run = Run(implementation, dtype)
     run.optimizer.step(run.closure)
     before = run.everything()
 
@@ -100,7 +125,8 @@ def test_no_gradient_at_the_center_leaves_a_parameter_alone(
         run.closure()
         run.params[0].grad = None
 
-    run.optimizer.step(closure)
+    for _ in range(2):
+        run.optimizer.step(closure)
     after = run.everything()
     assert torch.equal(before[0], after[0])
     assert not torch.equal(before[1], after[1])
@@ -109,13 +135,14 @@ def test_no_gradient_at_the_center_leaves_a_parameter_alone(
 
 
 def test_a_checkpoint_taken_inside_a_loop_has_the_positions(
-    make: Callable[[], ChunkedBackend],
+    implementation: str, dtype: torch.dtype
 ) -> None:
     """The loop is given up, and mu and nu are each in their own place."""
-    run = Run(make)
-    run.optimizer.step(run.closure)
-    before = run.everything()
-    for _ in run.optimizer.evaluations():
-        run.optimizer.state_dict()
-        break
-    assert all(map(torch.equal, before, run.everything()))
+    run = Run(implementation, dtype)
+    for _ in range(2):
+        run.optimizer.step(run.closure)
+        before = run.everything()
+        for _ in run.optimizer.evaluations():
+            run.optimizer.state_dict()
+            break
+        assert all(map(torch.equal, before, run.everything()))

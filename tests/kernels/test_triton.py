@@ -214,3 +214,29 @@ def test_state_replaced_by_the_user_is_the_state_that_is_updated() -> None:
         optimizer.step(lambda params=params: loss_of(params).backward())
         ends.append([s["grad_avg"] for s in optimizer.state.values()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_running_out_of_memory_anywhere_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever allocation fails, parameters are as before, and the next step is the same step."""
+    a, b = (run("triton", 1, torch.float32, quick_steps=0, max_grad_norm=1.0) for _ in range(2))
+    (params, optimizer), empty = a, torch.empty
+    before = [p.detach().clone() for p in params]
+    for last in range(100):
+        count = itertools.count()
+
+        def failing(*args: Any, count: Any = count, last: int = last, **options: Any) -> Tensor:
+            if next(count) == last:
+                raise torch.OutOfMemoryError("no room")
+            return empty(*args, **options)
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "empty", failing)
+                optimizer.step(lambda: loss_of(params).backward())
+            break
+        except torch.OutOfMemoryError:
+            assert all(map(torch.equal, params, before))
+            assert all(p.grad is None for p in params)
+    assert 0 < last < 99
+    b[1].step(lambda: loss_of(b[0]).backward())
+    assert_same(a, b, 0.0)

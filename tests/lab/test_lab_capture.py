@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from aliceopt.lab.graphs import CapturedGradient
+from aliceopt.lab.captured import CapturedGradient
 from aliceopt.lab.methods import make_method
 
 pytestmark = [

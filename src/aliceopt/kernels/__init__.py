@@ -1,7 +1,8 @@
-"""The optimizer's device work in several forms: one interface, one oracle (`eager`)."""
+"""The optimizer's device work: one oracle (`eager`), one backend, two kernel sources."""
 
-from .base import Backend, Job, Round
-from .choice import IMPLEMENTATIONS, Backends
+from .backend import Backends, MultiTensorBackend
+from .base import Backend, Round
+from .choice import IMPLEMENTATIONS
 from .eager import EagerBackend
 
-__all__ = ["IMPLEMENTATIONS", "Backend", "Backends", "EagerBackend", "Job", "Round"]
+__all__ = ["IMPLEMENTATIONS", "Backend", "Backends", "EagerBackend", "MultiTensorBackend", "Round"]

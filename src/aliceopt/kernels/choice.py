@@ -5,94 +5,50 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import shutil
-import sys
-from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..ownership import Keeper
 from ..site import Site
 from ..warning import warn
+from .backend import MultiTensorBackend
 from .base import Backend
-from .chunks import ChunkedBackend
 from .eager import EagerBackend
 
-__all__ = ["IMPLEMENTATIONS", "Backends"]
+__all__ = ["IMPLEMENTATIONS", "make"]
 
 IMPLEMENTATIONS = ("auto", "triton", "compiled", "eager")
-WORTH_COMPILING = 1 << 22
-"""Coordinates on a CPU from which on "auto" compiles.
-
-Compiling takes about a quarter of a minute, unless torch has the result in its cache, and saves
-some five seconds in a thousand steps for every million coordinates.
-"""
+WORTH_A_WARNING = 1 << 20
+"""Coordinates from which on a machine without a compiler is slow enough to speak of it."""
 
 
-class Backends:
-    """One backend per device in use, made when first asked for."""
+def make(implementation: str, device: torch.device, count: int) -> Backend:
+    """A backend for ``count`` coordinates on this device."""
+    if implementation == "triton" or (implementation == "auto" and device.type == "cuda"):
+        obstacle = _no_triton(device)
+        if obstacle is None:
+            from .triton_launch import TritonKernels
 
-    def __init__(self, implementation: str):
-        self.implementation = implementation
-        self._made: dict[torch.device, Backend] = {}
-        self._counts: dict[torch.device, int] = {}
-        self.keeper = Keeper()
+            return MultiTensorBackend(TritonKernels())
+        if implementation == "triton":
+            raise RuntimeError(f"implementation 'triton' cannot run on {device}: {obstacle}")
+    elif implementation == "compiled" and device.type != "cpu":
+        raise RuntimeError(
+            f"implementation 'compiled' cannot run on {device}: it is for parameters on the CPU"
+        )
+    elif implementation in ("auto", "compiled") and device.type == "cpu":
+        from .native import BuildError, CpuKernels
 
-    def split(self, sites: Sequence[Site]) -> Iterator[tuple[Backend, list[Site]]]:
-        """The sites of each device with the backend that serves it."""
-        by_device: dict[torch.device, list[Site]] = {}
-        for site in sites:
-            by_device.setdefault(site.device, []).append(site)
-        for device, there in by_device.items():
-            count = sum(site.numel for site in there)
-            # Parameters may be added; parts of those that are there never count for more.
-            grown = self._counts.get(device, count) < WORTH_COMPILING <= count
-            if device not in self._made or (grown and device.type == "cpu"):
-                self._made[device] = self._make(device, count)
-                self._counts[device] = count
-            yield self._made[device], there
-
-    def forget(self) -> None:
-        """Drop what backends remember of tensors; something has replaced them."""
-        self._made.clear()
-        self.keeper.forget()
-
-    def describe(self) -> str:
-        """What was picked, device by device, once there was something to pick for."""
-        if not self._made:
-            return self.implementation
-        return ", ".join(f"{backend.name} on {device}" for device, backend in self._made.items())
-
-    def _make(self, device: torch.device, count: int) -> Backend:
-        wanted = self.implementation
-        if wanted == "triton" or (wanted == "auto" and device.type == "cuda"):
-            obstacle = _no_triton(device)
-            if obstacle is None:
-                from .fused import TritonBackend
-
-                return TritonBackend()
-        elif wanted == "compiled" or (wanted == "auto" and count >= WORTH_COMPILING):
-            obstacle = _no_compiler(device)
-            if obstacle is None:
-                from .compiled import CompiledBackend
-
-                return CompiledBackend(strict=wanted == "compiled")
-        else:
-            obstacle = None
-        if obstacle is not None and wanted != "auto":
-            raise RuntimeError(f"implementation {wanted!r} cannot run on {device}: {obstacle}")
-        return ChunkedBackend() if device.type == "cpu" else EagerBackend()
+        try:
+            return MultiTensorBackend(CpuKernels())
+        except BuildError as error:
+            if implementation == "compiled" or count >= WORTH_A_WARNING:
+                _warn_once(f"{error}. implementation='eager' is used instead, which is slower")
+    return EagerBackend()
 
 
-def _no_compiler(device: torch.device) -> str | None:
-    """Why passes cannot be compiled there; None if they can."""
-    if device.type != "cpu":
-        return "it is for parameters on the CPU"
-    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    compiler = os.environ.get("CXX", default)
-    if shutil.which(compiler) is None:
-        return f"there is no C++ compiler {compiler!r} on the path (CXX names another)"
-    return None
+@functools.cache
+def _warn_once(message: str) -> None:
+    warn(message)
 
 
 def _no_triton(device: torch.device) -> str | None:
@@ -121,8 +77,10 @@ def _triton_failure(device: torch.device) -> str | None:
 
 def _launch(device: torch.device) -> None:
     """Compile and run one of the kernels."""
-    from .fused import TritonBackend
+    from .triton_launch import TritonKernels
 
     param = torch.nn.Parameter(torch.zeros(4, device=device))
     param.grad = torch.zeros_like(param)
-    TritonBackend().square_sum([Site.of(param, 0, {})])
+    site = Site.of(param, 0, {})
+    site.state = {name: torch.zeros_like(param) for name in ("probe_center", "grad_avg", "grad_sq")}
+    MultiTensorBackend(TritonKernels()).square_sum([site])

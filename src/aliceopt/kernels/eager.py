@@ -1,28 +1,31 @@
-"""The device work in plain torch operations: what every other form is checked by."""
+"""The device work in plain torch operations: what every other form is checked by.
+
+It is also what serves wherever the kernels cannot. A chain of operations on a large CPU tensor
+writes one large temporary after the other, and memory that was just handed out costs a page fault
+every few kilobytes. So there a tensor is worked on in slices whose temporaries stay in the cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..layout import local, sum_over_shards
-from ..site import Draw, Site, displaced, position_of, realised_radius, state_dtype
+from ..sharding import block_of, local, sum_over_shards
+from ..signs import block_signs, run_signs, sign_key
+from ..site import Draw, Site, averages, state_dtype
 from ..step import bounded_step, moved
 from ..topography import Averages, Gradients, Rates, updated
-from .base import Job, Round
+from .base import Round
+from .table import conformed, is_dense
 
-__all__ = [
-    "EagerBackend",
-    "Target",
-    "all_finite",
-    "gradients_of",
-    "sum_dtype",
-    "target_of",
-    "update_",
-]
+__all__ = ["EagerBackend", "displaced", "position_of", "realised_radius", "signs_of", "sum_dtype"]
+
+SLICE = 1 << 16
+"""Elements of a slice; a multiple of 32. A few dozen of them fit in a processor's cache."""
 
 
 class Target(NamedTuple):
@@ -33,25 +36,33 @@ class Target(NamedTuple):
     averages: Averages
 
 
-def update_(target: Target, grads: Gradients, rates: Rates) -> Tensor:
+def update_(target: Target, grads: Gradients, rates: Rates) -> Tensor | int:
     """Topography and step in one go, in place; returns how many coordinates were left alone.
 
     A coordinate any of whose gradients is not finite keeps its position, probe center and
     averages as they were.
     """
-    ok = all_finite(grads)
     averages = updated(target.averages, grads, rates)
     step = bounded_step(averages, rates)
     position, probe_center = moved(target.position, step, rates)
-    _assign_(target.position, position, ok)
-    _assign_(target.probe_center, probe_center, ok)
-    for old, new in zip(target.averages, averages, strict=True):
+    ok = None if _plainly_finite(grads) else _all_finite(grads)
+    left_alone = 0 if ok is None else ok.logical_not().sum()
+    pairs = zip((*target[:2], *target.averages), (position, probe_center, *averages), strict=True)
+    for old, new in pairs:
         if old is not None and new is not None and new is not old:
-            _assign_(old, new, ok)
-    return ok.logical_not().sum()
+            old.copy_(new if ok is None else torch.where(ok, new, old))
+    return left_alone
 
 
-def all_finite(grads: Gradients) -> Tensor:
+def _plainly_finite(grads: Gradients) -> bool:
+    """Whether a sum says that all gradients are finite; on a CPU, where asking costs nothing."""
+    if grads.center.device.type != "cpu":
+        return False
+    sums = [g.sum() for g in (grads.center, grads.plus, grads.minus) if g is not None]
+    return all(math.isfinite(float(total)) for total in sums)
+
+
+def _all_finite(grads: Gradients) -> Tensor:
     """Where all gradients of a coordinate are finite."""
     ok = torch.isfinite(grads.center)
     for side in (grads.plus, grads.minus):
@@ -60,47 +71,63 @@ def all_finite(grads: Gradients) -> Tensor:
     return ok
 
 
-def _assign_(old: Tensor, new: Tensor, where: Tensor) -> None:
-    old.copy_(torch.where(where, new, old))
+def position_of(site: Site) -> Tensor:
+    """Mu of a parameter that is at home, in state precision, as a new local tensor.
 
-
-def target_of(job: Job) -> Target:
-    """The tensors of one job, local, without terms that are switched off."""
-    site, state = job.site, job.site.state
-    assert site.position is not None
-    averages = Averages(
-        grad_avg=local(state["grad_avg"]),
-        grad_sq=local(state["grad_sq"]),
-        glass_density=local(state["glass_density"]) if job.rates.glass else None,
-        hess=local(state["hess"]) if job.rates.hessian != "none" else None,
-    )
-    return Target(site.position, local(state["probe_center"]), averages)
-
-
-def gradients_of(job: Job, draw: Draw, clip: Tensor | None) -> Gradients:
-    """One job's gradients: in state precision, clipped and, to maximize, negated.
-
-    A side that got no gradient counts as zero.
+    A low-precision parameter has a master copy, which counts as long as it rounds to what the
+    parameter holds; a parameter that was edited between steps counts itself.
     """
-    site = job.site
-    assert site.position is not None
-    dtype, flip = site.position.dtype, site.group["maximize"]
+    here, dtype = local(site.param), state_dtype(site.param)
+    if not site.low_precision:
+        return here.clone()
+    if "position" not in site.state:
+        return here.to(dtype)
+    master = local(site.state["position"])
+    return torch.where(master.to(here.dtype) == here, master, here.to(dtype))
 
-    def prepared(grad: Tensor) -> Tensor:
-        grad = grad.to(dtype)
-        if clip is not None:
-            grad = grad * clip.to(dtype)
-        return -grad if flip else grad
 
-    center = prepared(local(site.gradient))
-    if not job.measuring:
-        return Gradients(center)
-    plus, minus = (
-        torch.zeros_like(center) if side is None else prepared(side)
-        for side in (site.plus, site.minus)
+def signs_of(site: Site, draw: Draw) -> Tensor:
+    """A parameter's Rademacher directions, regenerated."""
+    block = block_of(site.param)
+    return block_signs(
+        sign_key(draw.seed, draw.step, site.index),
+        block.global_shape,
+        offsets=block.offsets,
+        shape=block.shape,
+        dtype=state_dtype(site.param),
+        device=local(site.param).device,
     )
-    signs = site.signs(draw) if job.rates.hessian == "signed" else None
-    return Gradients(center, plus, minus, realised_radius(site), signs)
+
+
+def realised_radius(
+    center: Tensor, dtype: torch.dtype, radius: float, *, fall_back: bool = True
+) -> float | Tensor:
+    """How far a probe of a parameter of ``dtype`` really goes from the center, by coordinate.
+
+    Low precision rounds. Were the two sides rounded separately, a quadratic would look like glass
+    wherever they came out unequal. So the radius is rounded once, on the side away from zero: the
+    grid there is the coarser one, and what fits on it fits on the other side too, as long as the
+    probe does not cross zero; if it does, the sides differ by less than a rounding of the radius.
+    Where it rounds to zero nothing is displaced, and ``fall_back`` gives the nominal radius.
+    """
+    if dtype == center.dtype:
+        return radius
+    size = center.to(dtype).to(center.dtype).abs()
+    realised = (size + radius).to(dtype).to(size.dtype) - size
+    return torch.where(realised > 0, realised, radius) if fall_back else realised
+
+
+def displaced(
+    center: Tensor, dtype: torch.dtype, radius: float, signs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Where the parameter really stands at the two probes: ``nu + d t`` and ``nu - d t``.
+
+    ``d`` is the probe radius or, in bf16 and fp16, the `realised_radius`; ``nu`` is then rounded.
+    """
+    away = realised_radius(center, dtype, radius, fall_back=False) * signs
+    if dtype != center.dtype:
+        center = center.to(dtype).to(center.dtype)
+    return center + away, center - away
 
 
 def sum_dtype(sites: Sequence[Site]) -> torch.dtype:
@@ -109,47 +136,151 @@ def sum_dtype(sites: Sequence[Site]) -> torch.dtype:
     return torch.float64 if has_float64 else torch.float32
 
 
+def in_slices(work: Callable[..., Any], like: Tensor, *tensors: Tensor | None) -> list[Any]:
+    """``work(start, *slices)`` on tensors of one shape, cut alike in memory order.
+
+    They stay whole unless they lie on a CPU and are large and dense.
+    """
+    if like.device.type != "cpu" or like.numel() <= SLICE or not is_dense(like):
+        return [work(0, *tensors)]
+    laid_out = [None if t is None else conformed(t, like) for t in tensors]
+    flat = [None if t is None else t.as_strided((t.numel(),), (1,)) for t in laid_out]
+
+    def one(start: int) -> Any:
+        return work(start, *(None if t is None else t[start : start + SLICE] for t in flat))
+
+    return [one(start) for start in range(0, like.numel(), SLICE)]
+
+
 class EagerBackend:
-    """One parameter after the other, on any device."""
+    """One parameter after the other, on any device.
+
+    ``aside`` has the positions of those that are away.
+    """
 
     name = "eager"
 
+    def __init__(self) -> None:
+        self.aside: dict[Site, Tensor] = {}
+        self._room: dict[Site, Tensor] = {}
+
+    def center(self, site: Site) -> Tensor:
+        """The probe center nu; the position, as long as no step was taken."""
+        nu = site.state.get("probe_center")
+        return local(nu) if nu is not None else self.aside[site]
+
     def depart(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
-        """Take positions aside and go to the first probe point."""
+        """Keep every position and go to the first probe point."""
         for site in sites:
-            site.position = position_of(site)
+            if site not in self.aside:
+                self.aside[site] = self._taken(site)
         self.move(sites, round_name, draw)
 
+    def _taken(self, site: Site) -> Tensor:
+        """A parameter's position; on a CPU, in memory that is kept from step to step."""
+        here = local(site.param)
+        if here.device.type != "cpu" or site.low_precision:
+            return position_of(site)
+        room = self._room.get(site)
+        if room is None or room.stride() != here.stride() or room.dtype != here.dtype:
+            room = self._room[site] = torch.empty_like(here)
+        return room.copy_(here)
+
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
-        """Go to a probe point."""
+        """Go to another probe point."""
         for site in sites:
+            here, center = local(site.param), self.center(site)
             if round_name == "center" or site.radius == 0:
-                there = site.center
-            else:
-                there = displaced(site, site.signs(draw))[0 if round_name == "plus" else 1]
-            local(site.param).copy_(there)
+                here.copy_(center)
+                continue
+            self._displace(site, center, round_name, _Signs(site, draw))
+
+    def _displace(self, site: Site, center: Tensor, round_name: Round, signs: _Signs) -> None:
+        def work(start: int, param: Tensor, nu: Tensor) -> None:
+            sides = displaced(nu, param.dtype, site.radius, signs.of(start, nu))
+            param.copy_(sides[0 if round_name == "plus" else 1])
+
+        in_slices(work, local(site.param), local(site.param), center)
 
     def rest(self, sites: Sequence[Site]) -> None:
-        """Go back to the positions."""
+        """Go back to the positions; those that are there stay."""
         for site in sites:
-            if site.position is not None:
-                local(site.param).copy_(site.position)
+            if site in self.aside:
+                local(site.param).copy_(self.aside[site])
+                del self.aside[site]
 
     def square_sum(self, sites: Sequence[Site]) -> Tensor:
         """Sum of squares of all finite entries of ``.grad``, over all shards."""
         total = torch.zeros((), dtype=sum_dtype(sites), device=local(sites[0].param).device)
         for site in sites:
             if site.param.grad is not None:
-                g = local(site.gradient).to(state_dtype(site.param))
+                g = site.gradient.to(state_dtype(site.param))
                 square = torch.where(torch.isfinite(g), g, 0.0).square().sum()
                 total += sum_over_shards(square, site.param).to(total.dtype)
         return total
 
-    def update(self, jobs: Sequence[Job], draw: Draw, clip: Tensor | None) -> None:
-        """Averages, position and probe center of every job."""
-        for job in jobs:
-            target = target_of(job)
-            job.site.skipped += update_(target, gradients_of(job, draw, clip), job.rates)
-            local(job.site.param).copy_(target.position)
-            if "position" in job.site.state:
-                local(job.site.state["position"]).copy_(target.position)
+    def update(
+        self, sites: Sequence[Site], rates: Sequence[Rates], draw: Draw, clip: Tensor | None
+    ) -> None:
+        """Averages, position and probe center of every site."""
+        for site, numbers in zip(sites, rates, strict=True):
+            if site not in self.aside:
+                self.aside[site] = self._taken(site)
+            self._update(site, numbers, draw, clip)
+            self.rest([site])
+
+    def _update(self, site: Site, rates: Rates, draw: Draw, clip: Tensor | None) -> None:
+        """All but the return to the position, which is new, of one site."""
+        mu, nu, old = self.aside[site], self.center(site), averages(site.state, site.group)
+        sides = (site.plus, site.minus) if rates.measuring else (None, None)
+        signs = _Signs(site, draw)
+
+        def prepared(grad: Tensor | None, like: Tensor) -> Tensor:
+            if grad is None:
+                return torch.zeros_like(like)  # a side that got none
+            grad = grad.to(like.dtype)
+            if clip is not None:
+                grad = grad * clip.to(like.dtype)
+            return -grad if rates.maximize else grad
+
+        def work(start: int, mu: Tensor, nu: Tensor, *rest: Any) -> Tensor | int:
+            *averages, grad, plus, minus = rest
+            grads = Gradients(prepared(grad, mu))
+            if rates.measuring:
+                grads = Gradients(
+                    grads.center,
+                    prepared(plus, mu),
+                    prepared(minus, mu),
+                    realised_radius(nu, site.param.dtype, site.radius),
+                    signs.of(start, nu) if rates.hessian == "signed" else None,
+                )
+            return update_(Target(mu, nu, Averages(*averages)), grads, rates)
+
+        for left_alone in in_slices(work, mu, mu, nu, *old, site.gradient, *sides):
+            site.skipped += left_alone
+        if "position" in site.state:
+            local(site.state["position"]).copy_(mu)
+
+
+class _Signs:
+    """A parameter's directions, slice by slice."""
+
+    def __init__(self, site: Site, draw: Draw) -> None:
+        self._site, self._draw = site, draw
+        self._whole: Tensor | None = None
+
+    def of(self, start: int, piece: Tensor) -> Tensor:
+        """Those of a slice that begins at this element in memory."""
+        site, draw, here = self._site, self._draw, local(self._site.param)
+        if piece.numel() == here.numel():
+            return signs_of(site, draw)
+        block = block_of(site.param)
+        if here.is_contiguous() and block.shape[1:] == block.global_shape[1:]:
+            key = sign_key(draw.seed, draw.step, site.index)
+            row = here.numel() // max(1, block.shape[0])
+            first = block.offsets[0] * row + start
+            return run_signs(key, first, piece.numel(), piece.dtype, piece.device)
+        if self._whole is None:
+            laid_out = conformed(signs_of(site, draw), here)
+            self._whole = laid_out.as_strided((here.numel(),), (1,))
+        return self._whole[start : start + piece.numel()]

@@ -1,264 +1,219 @@
-"""One call into compiled code for any number of tensors.
+"""The compiled CPU kernels: `cpu.cpp`, built at first use by the system's compiler.
 
-What inductor makes of a pass is a C function of addresses and a length. The Python around it costs
-as much as a pass over a hundred thousand elements, and threads have to be started and awaited for
-every tensor. Here the function itself is looked up, by watching its first call, and a few lines of
-C++ call it for every row of a table of arguments. A row is a piece of a tensor, and threads take
-rows as they come, so that it does not matter how large the tensors are, or whether a thread is
-held up.
-
-The names of torch that this relies on are private. Where one is missing, or the function does not
-do what the pass does, there is no kernel, and passes are called as `DirectPass` calls them.
+The library is kept in a cache folder under a key of all that went into it, so that a machine
+compiles it once, and again after any change. Loading it from there compiles nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Kernel", "Pieces", "Rows", "copy_kernel", "kernel_of", "loop", "pieces", "recorded"]
+from ..options import HESSIANS, LIMITS
+from .table import DIMS, Goal, Launch, Row
 
-PIECE = 1 << 15
-"""Elements in a row, at most; a multiple of 32, so that it begins with a word of signs."""
-RUN = 4
-"""Rows that a thread takes at a time: memory is read ahead only where it is read in order."""
-STREAM = 1 << 25
-"""Bytes from which on copies go past the caches, which as a rule are smaller than that."""
-LENGTH, COUNT = -1, -2
-MOST_ARGUMENTS = 40
+__all__ = ["MOVE_BLOCK", "UPDATE_BLOCK", "BuildError", "CpuKernels", "library"]
 
-_SOURCE = """
-#include <cstdint>
-#include <cstring>
-#include <utility>
-#include <omp.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+MOVE_BLOCK = UPDATE_BLOCK = 1 << 14
+"""Elements of a chunk, what a thread takes at a time: one flag for both passes over it."""
 
-using Call = void (*)(void*, const int64_t*);
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_COMPILERS = ("g++", "c++", "clang++")
+_FLAGS = (
+    *("-std=c++17", "-O2", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti"),
+    # Half as wide is gcc's own choice, and slower.
+    *(["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []),
+    # Results are those of torch's operations, bit for bit; these two ask only that nobody looks at
+    # errno or at the floating-point exceptions.
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+_THREADS = (
+    # torch has loaded an OpenMP runtime; linked to none, the library finds that one, and there is
+    # one pool of threads in the process.
+    (("-fopenmp",), ()),
+    (("-fopenmp",), ("-fopenmp",)),
+    (("-fopenmp-simd",), ()),
+)
+"""Flags of compiling and of linking, in order of preference."""
 
-template <int64_t, class T> using Same = T;
 
-template <class I, I... i>
-Call call_with(std::integer_sequence<I, i...>) {
-    return [](void* kernel, const int64_t* row) {
-        reinterpret_cast<void (*)(Same<i, int64_t>...)>(kernel)(row[i]...);
-    };
-}
+class BuildError(RuntimeError):
+    """The kernels cannot be compiled here; the message says why."""
 
-template <class I, I... n>
-Call call_of(int64_t arguments, std::integer_sequence<I, n...>) {
-    const Call calls[] = {call_with(std::make_integer_sequence<I, n>())...};
-    return calls[arguments];
-}
 
-extern "C" void copy_row(void* to, const void* from, int64_t bytes) {
-    std::memcpy(to, from, bytes);
-}
-
-// Copies past the caches: a plain store would first read what it overwrites.
-extern "C" void stream_row(char* to, const char* from, int64_t bytes) {
-    int64_t i = 0;
-#if defined(__x86_64__)
-    if (reinterpret_cast<uintptr_t>(to) % 16 == 0) {
-        for (; i + 64 <= bytes; i += 64) {
-            for (int j = 0; j < 64; j += 16) {
-                const __m128i* source = reinterpret_cast<const __m128i*>(from + i + j);
-                _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + j), _mm_loadu_si128(source));
-            }
-        }
-        _mm_sfence();
+def source() -> str:
+    """The text that is compiled: enums of everything that is numbered in Python, and `cpu.cpp`."""
+    enums = {
+        "row": {row.name: row.value for row in Row},
+        "goal": {goal.name: goal.value for goal in Goal},
+        "limit": {name.upper(): code for code, name in enumerate(LIMITS)},
+        "hessian": {name.upper(): code for code, name in enumerate(HESSIANS)},
+        "dtype": {str(d).removeprefix("torch.").upper(): code for code, d in enumerate(_DTYPES)},
     }
-#endif
-    std::memcpy(to + i, from + i, bytes - i);
-}
-
-// Calls a kernel for every row of its arguments. Addresses and lengths are passed alike.
-extern "C" void over_rows(void* kernel, const int64_t* table, int64_t rows, int64_t arguments,
-                          int64_t threads, int64_t* done) {
-    const Call call = call_of(arguments, std::make_integer_sequence<int64_t, MOST + 1>());
-    #pragma omp parallel for schedule(dynamic, RUN) num_threads(threads)
-    for (int64_t i = 0; i < rows; ++i) {
-        call(kernel, table + i * arguments);
-    }
-    *done = 1;
-}
-"""
+    lines = [_enum(space, members) for space, members in enums.items()]
+    kernels = Path(__file__).with_name("cpu.cpp").read_text()
+    return "\n".join([*lines, f"constexpr int DIMS = {DIMS};", '#line 1 "cpu.cpp"', kernels])
 
 
-class Kernel(NamedTuple):
-    """A compiled function, and for each of its arguments the pass's argument it is the address of.
-
-    Or else it is `LENGTH`, the number of elements, or `COUNT`, where a number of them is put.
-    """
-
-    address: int
-    plan: tuple[int, ...]
+def _enum(space: str, members: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{name} = {value}" for name, value in members.items())
+    return f"namespace {space} {{ enum {{ {listed} }}; }}"
 
 
-class Pieces(NamedTuple):
-    """Tensors in pieces: which tensor, and which of its elements."""
-
-    owner: np.ndarray
-    start: np.ndarray
-    length: np.ndarray
-
-
-@functools.lru_cache(maxsize=64)
-def pieces(lengths: tuple[int, ...], most: int = PIECE) -> Pieces:
-    """Tensors of these lengths in pieces of ``most`` elements or fewer."""
-    sizes = np.asarray(lengths, dtype=np.int64)
-    counts = -(-sizes // most)
-    owner = np.repeat(np.arange(len(sizes)), counts)
-    first = np.cumsum(counts) - counts
-    start = (np.arange(len(owner)) - first[owner]) * most
-    return Pieces(owner, start, np.minimum(sizes[owner] - start, most))
+def cache_folder() -> Path:
+    """Where libraries are kept: ``ALICEOPT_CACHE``, or ``aliceopt`` in the user's cache folder."""
+    if chosen := os.environ.get("ALICEOPT_CACHE"):
+        return Path(chosen)
+    general = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(general, "aliceopt")
 
 
 @functools.cache
-def _library() -> Any:
-    """The C++ above; None where it cannot be had."""
-    if ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None
-    try:
-        from torch._inductor.codecache import CppCodeCache
-
-        source = _SOURCE.replace("MOST", str(MOST_ARGUMENTS)).replace("RUN", str(RUN))
-        library = CppCodeCache.load(source)
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        library.over_rows.argtypes = [pointer, pointer, number, number, number, pointer]
-        library.over_rows.restype = None
-    except Exception:  # whatever a compiler or a loader may raise
-        return None
-    return library
+def library() -> ctypes.CDLL:
+    """The kernels, loaded; compiled before that where they are not in the cache yet."""
+    kernels = built(source(), cache_folder())
+    for name, arguments in {"move": 11, "update": 16, "square_sum": 9}.items():
+        function = getattr(kernels, name)
+        function.argtypes, function.restype = [ctypes.c_int64] * arguments, None
+    return kernels
 
 
-def loop() -> Callable[..., None] | None:
-    """What calls a kernel for every row; None where it cannot be had."""
-    library = _library()
-    return None if library is None else library.over_rows
+def built(text: str, folder: Path) -> ctypes.CDLL:
+    """The library that this text makes, from the folder or into it.
 
-
-@functools.cache
-def copy_kernel(*, stream: bool = False) -> Kernel | None:
-    """Copies the second of two tensors of bytes to the first."""
-    library = _library()
-    if library is None:
-        return None
-    function = library.stream_row if stream else library.copy_row
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    return None if address is None else Kernel(address, (1, 2, LENGTH))
-
-
-class Rows:
-    """A kernel's calls for many tensors: `run` makes them all, in one call from Python.
-
-    ``there`` are the pieces, ``numbers`` the address of the first argument of the pass, or one for
-    each piece, ``tensors`` those of the other arguments, of each of them one for every tensor, and
-    ``bits`` how many of them an element has. What has to live until then may be kept.
+    >>> built("int three() { return 3; }", Path("/dev/null"))
+    Traceback (most recent call last):
+    aliceopt.kernels.native.BuildError: folder /dev/null cannot be written (ALICEOPT_CACHE ...)
     """
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        there: Pieces,
-        numbers: Any,
-        tensors: Sequence[np.ndarray],
-        bits: Sequence[int],
-        keep: Any = None,
-    ):
-        self._kernel, self._keep, self.there, count = kernel, keep, there, len(there.owner)
-        self.counts = np.zeros(count, dtype=np.int64)
-        self._done = np.zeros(1, dtype=np.int64)
-        columns = {0: numbers, LENGTH: there.length}
-        columns[COUNT] = self.counts.ctypes.data + 8 * np.arange(count)
-        for i, (addresses, size) in enumerate(zip(tensors, bits, strict=True)):
-            columns[i + 1] = addresses[there.owner] + (there.start * size >> 3)
-        self._table = np.empty((count, len(kernel.plan)), dtype=np.int64)
-        for i, what in enumerate(kernel.plan):
-            self._table[:, i] = columns[what]
-
-    def run(self) -> None:
-        """Go over all elements; nothing in this can be interrupted by an exception."""
-        function = loop()
-        assert function is not None
-        table, done = self._table.ctypes.data, self._done.ctypes.data
-        function(self._kernel.address, table, *self._table.shape, torch.get_num_threads(), done)
-
-    @property
-    def ran(self) -> bool:
-        """Whether `run` has done it."""
-        return bool(self._done[0])
+    compiler = _compiler()
+    version = _run([*compiler, "--version"])
+    first_failure: Exception | None = None
+    for compiling, linking in _THREADS:
+        key = hashlib.sha256()
+        for part in (text, version, *_FLAGS, *compiling, "and", *linking, _processor()):
+            key.update(part.encode() + b"\0")
+        path = folder / f"cpu-{key.hexdigest()[:24]}.so"
+        try:
+            if not path.exists():
+                _build(text, path, [*compiler, *_FLAGS, *compiling], [*compiler, *linking])
+            return ctypes.CDLL(str(path))
+        except (BuildError, OSError) as failure:
+            first_failure = first_failure or failure
+    if isinstance(first_failure, BuildError):
+        raise first_failure
+    raise BuildError(f"the compiled kernels cannot be loaded: {first_failure}")
 
 
-# ---- looking up ---------------------------------------------------------------------------------
+def _compiler() -> list[str]:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for name in chosen[:1] or _COMPILERS:
+        if shutil.which(name):
+            return [name, *chosen[1:]]
+    named = f"{chosen[0]!r}" if chosen else " or ".join(map(repr, _COMPILERS))
+    raise BuildError(f"no compiler {named} on the path (CXX names another)")
 
-Calls = list[tuple[Any, tuple[Any, ...]]]
-"""Functions that were called, and with what."""
 
-
-@contextlib.contextmanager
-def recorded(graphs: Sequence[Any]) -> Iterator[Calls]:
-    """Have the compiled functions that inductor's graph calls written down."""
-    calls: Calls = []
-    names = _namespace(graphs)
-    kernels = {name: value for name, value in names.items() if name.startswith("cpp_fused")}
-
-    def recorder(kernel: Any) -> Callable[..., Any]:
-        def record(*arguments: Any) -> Any:
-            calls.append((kernel, arguments))
-            return kernel(*arguments)
-
-        return record
-
-    names.update({name: recorder(kernel) for name, kernel in kernels.items()})
+def _processor() -> str:
+    """What -march=native looks at."""
     try:
-        yield calls
-    finally:
-        names.update(kernels)
+        with open("/proc/cpuinfo") as lines:
+            found = (line for line in lines if line.startswith(("flags", "Features")))
+            return next(found, platform.processor())
+    except OSError:
+        return platform.processor()
 
 
-def _namespace(graphs: Sequence[Any]) -> dict[str, Any]:
-    """Where the one graph looks for the functions it calls."""
-    function = getattr(graphs[0], "current_callable", None) if len(graphs) == 1 else None
-    names: dict[str, Any] = getattr(function, "__globals__", {})
-    return names
-
-
-def kernel_of(calls: Calls, arguments: Sequence[Tensor], result: Any) -> Kernel | None:
-    """The one function called for a pass over these; None unless its arguments are beyond doubt."""
-    if len(calls) != 1:
-        return None
-    function, given = calls[0]
-    places = {tensor.data_ptr(): i for i, tensor in enumerate(arguments)}
-    if isinstance(result, Tensor):
-        places[result.data_ptr()] = COUNT
-    length = arguments[-1 if len(arguments) == 2 else 1].numel()
-    plan = []
-    for value in given:
-        known = places.get(value.data_ptr()) if isinstance(value, Tensor) else None
-        if isinstance(value, int) and value == length:
-            known = LENGTH
-        if known is None:
-            return None
-        plan.append(known)
-    address = _address(function)
-    return None if address is None or len(plan) > MOST_ARGUMENTS else Kernel(address, tuple(plan))
-
-
-def _address(function: Any) -> int | None:
-    """Of the C function behind a Python function that inductor has made."""
-    path = getattr(getattr(function, "__self__", None), "__file__", None)
+def _build(text: str, path: Path, compiling: Sequence[str], linking: Sequence[str]) -> None:
+    """Compile to ``path``; processes that do it at the same time all succeed."""
     try:
-        symbol = getattr(ctypes.CDLL(path), function.__name__) if path else None
-    except (AttributeError, OSError):
-        return None
-    return None if symbol is None else ctypes.cast(symbol, ctypes.c_void_p).value
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            unlinked, linked = f"{scratch}/cpu.o", f"{scratch}/cpu.so"
+            _run([*compiling, "-c", "-x", "c++", "-", "-o", unlinked], text)
+            _run([*linking, "-shared", unlinked, "-o", linked])
+            os.replace(linked, path)
+    except OSError as failure:
+        raise BuildError(
+            f"folder {path.parent} cannot be written (ALICEOPT_CACHE names another)"
+        ) from failure
+
+
+def _run(command: Sequence[str], text: str = "") -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        line = next((line for line in said if "error" in line), said[0])
+        raise BuildError(f"compiler {command[0]!r} said: {line.strip()}")
+    return done.stdout
+
+
+class CpuKernels:
+    """Moves and updates of any number of CPU tensors, in one call each."""
+
+    name = "compiled"
+    move_block = MOVE_BLOCK
+    update_block = UPDATE_BLOCK
+
+    def __init__(self) -> None:
+        self._library = library()
+        self._has_float16 = bool(self._library.has_float16())
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Whether parameters and gradients may have this dtype."""
+        return dtype in _DTYPES and (dtype != torch.float16 or self._has_float16)
+
+    def send(self, array: np.ndarray, device: torch.device) -> Tensor:
+        """The array itself: the kernels read the host's memory."""
+        return torch.from_numpy(array)
+
+    def move(self, launch: Launch, goal: Goal, *, depart: bool, swap: bool) -> None:
+        """Send parameters to a `Goal`; departing, take their positions aside or ``swap`` them."""
+        param = _DTYPES.index(launch.kind.param)
+        self._library.move(*_common(launch), goal, depart, swap, param, launch.permuted)
+
+    def update(self, launch: Launch, clip: Tensor | None) -> None:
+        """Averages, step, position and probe center; gradients count ``clip`` times."""
+        kind = launch.kind
+        self._library.update(
+            *_common(launch),
+            0 if clip is None else clip.data_ptr(),
+            LIMITS.index(kind.limit),
+            HESSIANS.index(kind.hessian),
+            kind.glass,
+            kind.measuring,
+            kind.maximize,
+            *(_DTYPES.index(d or kind.param) for d in (kind.param, kind.grad, kind.side)),
+            launch.permuted,
+        )
+
+    def square_sum(self, launch: Launch) -> Tensor:
+        """Sum of squares of all finite entries of the gradients, in float64."""
+        partial = torch.empty(launch.count, dtype=torch.float64)
+        kind = launch.kind
+        dtypes = (_DTYPES.index(d or kind.param) for d in (kind.param, kind.grad))
+        self._library.square_sum(*_common(launch), partial.data_ptr(), *dtypes)
+        return partial.sum()
+
+
+def _common(launch: Launch) -> tuple[int, ...]:
+    return (
+        launch.table.data_ptr(),
+        launch.chunk_tensor.data_ptr(),
+        launch.chunk_index.data_ptr(),
+        launch.count,
+        launch.block,
+        torch.get_num_threads(),
+    )

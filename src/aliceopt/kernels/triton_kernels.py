@@ -1,308 +1,338 @@
-"""Multi-tensor Triton kernels: moving to probe points, topography + step, and a clip norm.
+"""The Triton source: moving to probe points, topography + step, and a clip norm.
 
-Tables, numbers and what the kernels share are described in `triton_parts`. The arithmetic is that
-of `aliceopt.topography` and `aliceopt.step`, the signs that of `aliceopt.signs`.
+A launch covers any number of tensors. Program ``i`` works on chunk ``chunk_index[i]`` of the tensor
+in column ``chunk_tensor[i]`` of the `table`. Nothing is read back by the host. The arithmetic is
+that of `aliceopt.topography` and `aliceopt.step`, the signs those of `aliceopt.signs`. P, G and
+SIDE are the dtypes of parameter, gradient and sides' gradients, S that of the state; LOW says that
+P is not S, ALIGNED that all addresses are multiples of 16, EVEN that all sizes are multiples of 4,
+and PERMUTED that memory order is not row-major order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import ModuleType
+
 import triton
 import triton.language as tl
 
-from .triton_parts import (
-    ABS,
-    ADAM,
-    BETA1,
-    BETA2,
-    BETA_TOPO,
-    CENTER,
-    CONFIG,
-    DECAY,
-    EPS,
-    FIXED,
-    GLASS,
-    GLASS_FACTOR,
-    GRAD,
-    GRAD_AVG,
-    GRAD_SQ,
-    GRAD_WEIGHT,
-    HESS,
-    LOOKAHEAD,
-    LR,
-    LR_MIN,
-    MASTER,
-    MINUS,
-    NO_HESS,
-    PARAM,
-    PLUS,
-    POSITION,
-    RADIUS,
-    RADIUS_AHEAD,
-    RMS,
-    SIGNED,
-    SKIPPED,
-    SQ_WEIGHT,
-    STEP_FRACTION,
-    TO_MINUS,
-    TO_PLUS,
-    TO_REST,
-    TOPO_WEIGHT,
-    address,
-    chunk,
-    chunk_signs,
-    finite,
-    gradient,
-    number,
-    realised,
-    store_sides,
-    total_curvature,
+from ..options import HESSIANS, LIMITS
+from ..theory.curvature import GLASS_CURVATURE_FACTOR
+from .table import Goal, Row
+
+
+def _constants(name: str, values: Mapping[str, float]) -> ModuleType:
+    """A module: every other global that a kernel refers to, Triton compares at each launch."""
+    module = ModuleType(name)
+    module.__dict__.update(values)
+    return module
+
+
+rows = _constants("rows", {row.name: row.value for row in Row})
+goals = _constants("goals", {goal.name: goal.value for goal in Goal})
+codes = _constants(
+    "codes",
+    {name.upper(): i for names in (LIMITS, HESSIANS) for i, name in enumerate(names)}
+    | {"GLASS_FACTOR": GLASS_CURVATURE_FACTOR},
 )
 
 
 @triton.jit
-def move_kernel(
-    table,
-    chunk_tensor,
-    chunk_index,
-    numbers,
-    n,
-    GOAL: tl.constexpr,
-    DEPART: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    LOW: tl.constexpr,
-    PERMUTED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Send every parameter to a probe point or back; departing, take its position aside."""
-    t, start, within, mask = chunk(table, chunk_tensor, chunk_index, n, EVEN, BLOCK)
-    param = address(table, n, t, PARAM, start, P, ALIGNED) + within
-    position = address(table, n, t, POSITION, start, S, ALIGNED) + within
-    if DEPART:
-        here = tl.load(param, mask=mask)
-        mu = here.to(S)
-        if LOW:
-            master = tl.load(address(table, n, t, MASTER, start, S, ALIGNED) + within, mask=mask)
-            mu = tl.where(master.to(P) == here, master, mu)
-        tl.store(position, mu, mask=mask)
-    if GOAL == TO_REST:
-        goal = tl.load(position, mask=mask)
-    else:
-        goal = tl.load(address(table, n, t, CENTER, start, S, ALIGNED) + within, mask=mask)
-        if GOAL == TO_PLUS or GOAL == TO_MINUS:  # noqa: SIM109
-            radius = number(numbers, tl.load(table + CONFIG * n + t), RADIUS, S)
-            if radius > 0:
-                signs = chunk_signs(table, numbers, n, t, start, within, 0, PERMUTED, S)
-                if LOW:
-                    goal, length = realised(goal, radius, P, S)
-                    away = length * signs
-                else:
-                    away = radius * signs
-                goal = goal + away if GOAL == TO_PLUS else goal - away
-    tl.store(param, goal.to(P), mask=mask)
+def _mix(x):
+    """The 32-bit permutation of `aliceopt.signs`."""
+    x = x ^ (x >> 16)
+    x = x * tl.full((), 0x7FEB352D, tl.uint32)
+    x = x ^ (x >> 15)
+    x = x * tl.full((), 0x846CA68B, tl.uint32)
+    return x ^ (x >> 16)
 
 
 @triton.jit
-def sides_kernel(
-    table,
-    chunk_tensor,
-    chunk_index,
-    numbers,
-    n,
-    S: tl.constexpr,
-    PERMUTED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _sign_bits(seed, step, parameter, index):
+    """0 or 1 for every global element index (int64): `sign_key` and `signs_at` in one."""
+    golden = tl.full((), 0x9E3779B9, tl.uint32)
+    low = golden
+    high = tl.full((), 0, tl.uint32)
+    low = _mix(low + seed.to(tl.uint32))
+    high = _mix((high ^ low) + golden)
+    low = _mix(low + (seed >> 32).to(tl.uint32) + 1)
+    high = _mix((high ^ low) + golden)
+    low = _mix(low + step.to(tl.uint32) + 2)
+    high = _mix((high ^ low) + golden)
+    low = _mix(low + (step >> 32).to(tl.uint32) + 3)
+    high = _mix((high ^ low) + golden)
+    low = _mix(low + parameter.to(tl.uint32) + 4)
+    high = _mix((high ^ low) + golden)
+    word = index >> 5
+    x = _mix(word.to(tl.uint32) ^ low)
+    x = _mix(x + (word >> 32).to(tl.uint32) + high)
+    return (x >> (index & 31).to(tl.uint32)) & 1
+
+
+@triton.jit
+def _signs(column, start, within, PERMUTED: tl.constexpr, dtype: tl.constexpr):
+    """+1 or -1 for the elements of this chunk of the local tensor."""
+    index = start + within.to(tl.int64)
+    if PERMUTED:
+        rest = index
+        index = tl.zeros_like(rest)
+        for d in tl.static_range(5):
+            size = tl.load(column + rows.SIZES + 4 - d)
+            stride = tl.load(column + rows.STRIDES + 4 - d)
+            index += (rest % size) * stride
+            rest = rest // size
+    index += tl.load(column + rows.FIRST)
+    seed = tl.load(column + rows.SEED)
+    step = tl.load(column + rows.STEP)
+    bits = _sign_bits(seed, step, tl.load(column + rows.INDEX), index)
+    return (2 * bits.to(tl.int32) - 1).to(dtype)
+
+
+@triton.jit
+def _chunk(table, chunk_tensor, chunk_index, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's column, first element, offsets within the chunk, and how many of them exist.
+
+    EVEN lets the mask allow loads of four elements at once.
+    """
+    pid = tl.program_id(0)
+    column = table + tl.load(chunk_tensor + pid).to(tl.int64) * rows.ROWS
+    start = tl.load(chunk_index + pid).to(tl.int64) * BLOCK
+    left = tl.load(column + rows.NUMEL) - start
+    if EVEN:
+        left = tl.multiple_of(left, 4)
+    return column, start, tl.arange(0, BLOCK), left
+
+
+@triton.jit
+def _at(column, row, start, within, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where the elements of this chunk of a tensor are."""
+    pointer = tl.load(column + row).to(tl.pointer_type(dtype))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer + start + within
+
+
+@triton.jit
+def _number(column, row, dtype: tl.constexpr):
+    """One of this step's numbers."""
+    return tl.load(column + row).to(tl.float64, bitcast=True).to(dtype)
+
+
+@triton.jit
+def _realised(nu, radius, P: tl.constexpr, S: tl.constexpr):
+    """The rounded center and radius of low precision, as `eager.realised_radius`."""
+    center = nu.to(P).to(S)
+    size = tl.abs(center)
+    return center, (size + radius).to(P).to(S) - size
+
+
+@triton.jit
+def _finite(x):
+    """Neither infinite nor NaN."""
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def _exchange(param, mu, flag, away, mask, left, TO: tl.constexpr):
+    """Parameter and probe center change places, unless they have."""
+    if away != TO:
+        here = tl.load(param, mask=mask)
+        there = tl.load(mu, mask=mask)
+        tl.store(mu, here, mask=mask)
+        tl.store(param, there, mask=mask)
+        tl.store(flag, TO, mask=left > 0)
+
+
+@triton.jit
+def move_kernel(
+    table, chunk_tensor, chunk_index, GOAL: tl.constexpr, DEPART: tl.constexpr, SWAP: tl.constexpr,
+    P: tl.constexpr, S: tl.constexpr, LOW: tl.constexpr, PERMUTED: tl.constexpr,
+    ALIGNED: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Write both probe points of this step to memory of their own."""
-    t, start, within, mask = chunk(table, chunk_tensor, chunk_index, n, EVEN, BLOCK)
-    nu = tl.load(address(table, n, t, CENTER, start, S, ALIGNED) + within, mask=mask)
-    radius = number(numbers, tl.load(table + CONFIG * n + t), RADIUS, S)
-    store_sides(table, numbers, n, t, start, within, mask, nu, radius, 0, S, PERMUTED, ALIGNED)
+    """Send every parameter to a probe point or back; departing, take its position aside.
+
+    What was taken aside is marked, chunk by chunk. So departing twice takes nothing twice, and
+    going back from where one never was does nothing.
+    """
+    column, start, within, left = _chunk(table, chunk_tensor, chunk_index, EVEN, BLOCK)
+    mask = within < left
+    param = _at(column, rows.PARAM, start, within, P, ALIGNED)
+    mu_at = _at(column, rows.MU, start, within, S, ALIGNED)
+    flag = tl.load(column + rows.AWAY).to(tl.pointer_type(tl.int32)) + start // BLOCK
+    away = tl.load(flag)
+    tl.debug_barrier()  # all threads must have looked before one of them writes
+    if SWAP:
+        _exchange(param, mu_at, flag, away, mask, left, 0 if GOAL == goals.REST else 1)
+    elif GOAL == goals.REST:
+        if away != 0:
+            tl.store(param, tl.load(mu_at, mask=mask).to(P), mask=mask)
+            tl.store(flag, 0, mask=left > 0)
+    else:
+        nu = tl.load(_at(column, rows.NU, start, within, S, ALIGNED), mask=mask)
+        if DEPART:
+            if away == 0:
+                here = tl.load(param, mask=mask)
+                mu = here.to(S)
+                if LOW:
+                    master = tl.load(mu_at, mask=mask)
+                    mu = tl.where(master.to(P) == here, master, mu)
+                tl.store(mu_at, mu, mask=mask)
+                tl.store(flag, 1, mask=left > 0)
+        goal = nu
+        if GOAL != goals.CENTER:
+            radius = _number(column, rows.RADIUS, S)
+            if radius > 0:
+                signs = _signs(column, start, within, PERMUTED, S)
+                if LOW:
+                    goal, length = _realised(nu, radius, P, S)
+                    away_by = length * signs
+                else:
+                    away_by = radius * signs
+                if GOAL == goals.BOTH:
+                    minus_at = _at(column, rows.AT_MINUS, start, within, S, ALIGNED)
+                    tl.store(minus_at, nu - away_by, mask=mask)
+                goal = goal - away_by if GOAL == goals.MINUS else goal + away_by
+            elif GOAL == goals.BOTH:
+                tl.store(_at(column, rows.AT_MINUS, start, within, S, ALIGNED), nu, mask=mask)
+        if GOAL == goals.BOTH:
+            param = _at(column, rows.AT_PLUS, start, within, S, ALIGNED)
+        tl.store(param, goal.to(P), mask=mask)
 
 
 @triton.jit
 def update_kernel(
-    table,
-    chunk_tensor,
-    chunk_index,
-    numbers,
-    clip,
-    n,
-    LIMIT: tl.constexpr,
-    HESSIAN: tl.constexpr,
-    USE_GLASS: tl.constexpr,
-    MEASURING: tl.constexpr,
-    MAXIMIZE: tl.constexpr,
-    CLIP: tl.constexpr,
-    AHEAD: tl.constexpr,
-    P: tl.constexpr,
-    G: tl.constexpr,
-    SIDE: tl.constexpr,
-    S: tl.constexpr,
-    LOW: tl.constexpr,
-    PERMUTED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    table, chunk_tensor, chunk_index, clip, LIMIT: tl.constexpr, HESSIAN: tl.constexpr,
+    USE_GLASS: tl.constexpr, MEASURING: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr,
+    LARGEST: tl.constexpr, P: tl.constexpr, G: tl.constexpr, SIDE: tl.constexpr, S: tl.constexpr,
+    LOW: tl.constexpr, PERMUTED: tl.constexpr, ALIGNED: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK: tl.constexpr, MOVE_BLOCK: tl.constexpr,
 ):
-    """Averages, step, position and probe center of every element, in one pass.
-
-    AHEAD: the two sides have memory, and their next positions are written there if the number
-    RADIUS_AHEAD is not negative. That number is loaded first: after the stores it would be waited
-    for, in every step that writes no sides too.
-    """
-    t, start, within, mask = chunk(table, chunk_tensor, chunk_index, n, EVEN, BLOCK)
-    config = tl.load(table + CONFIG * n + t)
-    eps = number(numbers, config, EPS, S)
-    if AHEAD:
-        radius_ahead = number(numbers, config, RADIUS_AHEAD, S)
+    """Averages, step, position and probe center of every element, in one pass."""
+    column, start, within, left = _chunk(table, chunk_tensor, chunk_index, EVEN, BLOCK)
+    mask = within < left
+    eps = _number(column, rows.EPS, S)
 
     factor = tl.full((), 1.0, S)
     if CLIP:
         factor = tl.load(clip).to(S)
     if MAXIMIZE:
         factor = -factor
-    g0 = gradient(table, n, t, GRAD, start, within, mask, factor, G, S, ALIGNED)
-    ok = finite(g0)
+    grad_at = _at(column, rows.GRAD, start, within, G, ALIGNED)
+    g0 = tl.load(grad_at, mask=mask, other=0.0).to(S) * factor
+    ok = _finite(g0)
 
-    center = address(table, n, t, CENTER, start, S, ALIGNED) + within
-    avg_at = address(table, n, t, GRAD_AVG, start, S, ALIGNED) + within
-    sq_at = address(table, n, t, GRAD_SQ, start, S, ALIGNED) + within
-    glass_at = address(table, n, t, GLASS, start, S, ALIGNED) + within
-    hess_at = address(table, n, t, HESS, start, S, ALIGNED) + within
-    param = address(table, n, t, PARAM, start, P, ALIGNED) + within
-    master = address(table, n, t, MASTER, start, S, ALIGNED) + within
+    avg_at = _at(column, rows.GRAD_AVG, start, within, S, ALIGNED)
+    sq_at = _at(column, rows.GRAD_SQ, start, within, S, ALIGNED)
+    mu_at = _at(column, rows.MU, start, within, S, ALIGNED)
+    nu_at = _at(column, rows.NU, start, within, S, ALIGNED)
     old_avg = tl.load(avg_at, mask=mask)
     old_sq = tl.load(sq_at, mask=mask)
-    mu = tl.load(address(table, n, t, POSITION, start, S, ALIGNED) + within, mask=mask)
-
+    mu = tl.load(mu_at, mask=mask)
     if USE_GLASS:
+        glass_at = _at(column, rows.GLASS, start, within, S, ALIGNED)
         rho = tl.load(glass_at, mask=mask)
-    if HESSIAN != NO_HESS:
+    if HESSIAN != codes.NONE:
+        hess_at = _at(column, rows.HESS, start, within, S, ALIGNED)
         h = tl.load(hess_at, mask=mask)
 
     if MEASURING:
-        bt = number(numbers, config, BETA_TOPO, S)
-        radius = number(numbers, config, RADIUS, S)
-        plus = gradient(table, n, t, PLUS, start, within, mask, factor, SIDE, S, ALIGNED)
-        minus = gradient(table, n, t, MINUS, start, within, mask, factor, SIDE, S, ALIGNED)
-        ok = ok & finite(plus) & finite(minus)
+        bt = _number(column, rows.BETA_TOPO, S)
+        new = _number(column, rows.NEW_TOPO, S)
+        radius = _number(column, rows.RADIUS, S)
+        plus_at = _at(column, rows.PLUS, start, within, SIDE, ALIGNED)
+        minus_at = _at(column, rows.MINUS, start, within, SIDE, ALIGNED)
+        plus = tl.load(plus_at, mask=mask, other=0.0).to(S) * factor
+        minus = tl.load(minus_at, mask=mask, other=0.0).to(S) * factor
+        ok = ok & _finite(plus) & _finite(minus)
         if LOW:
-            nu = tl.load(center, mask=mask)
-            _, length = realised(nu, radius, P, S)
+            _, length = _realised(tl.load(nu_at, mask=mask), radius, P, S)
             inverse = 1 / tl.where(length > 0, length, radius)
         else:
             inverse = 1 / tl.where(radius > 0, radius, 1.0)
         if USE_GLASS:
             second = (plus + minus) / 2 - g0
-            new_rho = bt * rho + (1 - bt) * (second * second * (2 * inverse))
-            # A captured full step may find a group whose lr, and so its radius, is zero.
-            rho = tl.where(ok, tl.where(radius > 0, new_rho, rho), rho)
+            sample = second * second * (2 * inverse)
+            # A captured measuring step may find a group whose lr, and so its radius, is zero.
+            rho = tl.where(ok, tl.where(radius > 0, bt * rho + new * sample, rho), rho)
             tl.store(glass_at, rho, mask=mask)
-        if HESSIAN != NO_HESS:
+        if HESSIAN != codes.NONE:
             x = (plus - minus) * (0.5 * inverse)
-            if HESSIAN == ABS:
+            if HESSIAN == codes.ABS:
                 x = tl.abs(x)
-            if HESSIAN == RMS:
+            if HESSIAN == codes.RMS:
                 x = x * x
-            if HESSIAN == SIGNED:
-                x = x * chunk_signs(table, numbers, n, t, start, within, 0, PERMUTED, S)
-            h = tl.where(ok, tl.where(radius > 0, bt * h + (1 - bt) * x, h), h)
+            if HESSIAN == codes.SIGNED:
+                x = x * _signs(column, start, within, PERMUTED, S)
+            x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
+            h = tl.where(ok, tl.where(radius > 0, bt * h + new * x, h), h)
             tl.store(hess_at, h, mask=mask)
 
-    b1 = number(numbers, config, BETA1, S)
-    b2 = number(numbers, config, BETA2, S)
-    avg = b1 * old_avg + (1 - b1) * g0
-    sq = b2 * old_sq + (1 - b2) * (g0 * g0)
+    avg = _number(column, rows.BETA1, S) * old_avg + _number(column, rows.NEW1, S) * g0
+    sq = _number(column, rows.BETA2, S) * old_sq + _number(column, rows.NEW2, S) * (g0 * g0)
 
     # The step: quasi-Newton between the bounds.
-    g = avg * (1 / number(numbers, config, GRAD_WEIGHT, S))
+    g = avg * (1 / _number(column, rows.GRAD_WEIGHT, S))
     size = tl.abs(g)
-    if LIMIT == FIXED:
+    if LIMIT == codes.FIXED:
         unit = tl.full((BLOCK,), 1.0, S)
-    elif LIMIT == ADAM:
-        unit = size / (tl.sqrt(sq * (1 / number(numbers, config, SQ_WEIGHT, S))) + eps)
+    elif LIMIT == codes.ADAM:
+        unit = size / (tl.sqrt(sq * (1 / _number(column, rows.SQ_WEIGHT, S))) + eps)
     else:
         unit = tl.abs(avg)
-    upper = number(numbers, config, LR, S) * unit
+    upper = _number(column, rows.LR, S) * unit
     length_of_step = upper
-    if USE_GLASS or HESSIAN != NO_HESS:
-        weight = number(numbers, config, TOPO_WEIGHT, S)
+    if USE_GLASS or HESSIAN != codes.NONE:
+        weight = _number(column, rows.TOPO_WEIGHT, S)
         inverse_weight = 1 / tl.where(weight > 0, weight, 1.0)
         hg = tl.zeros((BLOCK,), S)
         if USE_GLASS:
             corrected = rho * inverse_weight
-            hg = tl.where(corrected == 0, 0.0, GLASS_FACTOR * corrected / (size + eps))
+            hg = tl.where(corrected == 0, 0.0, codes.GLASS_FACTOR * corrected / (size + eps))
         curvature = tl.zeros((BLOCK,), S)
-        if HESSIAN != NO_HESS:
+        if HESSIAN != codes.NONE:
             curvature = h * inverse_weight
-            if HESSIAN == RMS:
+            if HESSIAN == codes.RMS:
                 curvature = tl.sqrt(curvature)
-            if HESSIAN == SIGNED:
+            if HESSIAN == codes.SIGNED:
                 curvature = tl.abs(curvature)
-        newton = size / total_curvature(hg, curvature, eps)
-        lower = number(numbers, config, LR_MIN, S) * unit
+        root = tl.sqrt(2 * hg) * tl.sqrt(hg / 2 + curvature)
+        newton = size / (hg + curvature + tl.where(hg == 0, 0.0, root) + eps)
+        least = _number(column, rows.LR_MIN, S)
+        lower = tl.where(least > 0, least * unit, 0.0)
         # With nothing measured yet the step is the upper bound.
         bounded = tl.minimum(tl.maximum(newton, lower), upper)
         length_of_step = tl.where(weight > 0, bounded, upper)
     step = tl.where(g > 0, -length_of_step, length_of_step)
     step = tl.where(g == 0, 0.0, step)
 
-    u = step - number(numbers, config, DECAY, S) * mu
-    new_mu = tl.where(ok, mu + number(numbers, config, STEP_FRACTION, S) * u, mu)
-    new_nu = mu + number(numbers, config, LOOKAHEAD, S) * u
+    decay = _number(column, rows.DECAY, S)
+    u = step - tl.where(decay > 0, decay * mu, 0.0)
+    new_mu = tl.where(ok, mu + _number(column, rows.STEP_FRACTION, S) * u, mu)
+    new_nu = mu + _number(column, rows.LOOKAHEAD, S) * u
     # Whole vectors are stored; the old nu is read only where some coordinate must keep it.
     bad = tl.sum((mask & (ok == 0)).to(tl.int32), axis=0)
     if bad > 0:
-        new_nu = tl.where(ok, new_nu, tl.load(center, mask=mask))
-        counter = tl.load(table + SKIPPED * n + t).to(tl.pointer_type(tl.int64))
+        new_nu = tl.where(ok, new_nu, tl.load(nu_at, mask=mask))
+        counter = tl.load(column + rows.SKIPPED).to(tl.pointer_type(tl.int64))
         tl.atomic_add(counter, bad.to(tl.int64))
-    tl.store(param, new_mu.to(P), mask=mask)
+    tl.store(_at(column, rows.PARAM, start, within, P, ALIGNED), new_mu.to(P), mask=mask)
     if LOW:
-        tl.store(master, new_mu, mask=mask)
-    tl.store(center, new_nu, mask=mask)
+        tl.store(mu_at, new_mu, mask=mask)
+    tl.store(_at(column, rows.CENTER, start, within, S, ALIGNED), new_nu, mask=mask)
     tl.store(avg_at, tl.where(ok, avg, old_avg), mask=mask)
     tl.store(sq_at, tl.where(ok, sq, old_sq), mask=mask)
-    if AHEAD:  # noqa: SIM102, without it there is no number to look at
-        if radius_ahead >= 0:
-            store_sides(
-                table,
-                numbers,
-                n,
-                t,
-                start,
-                within,
-                mask,
-                new_nu,
-                radius_ahead,
-                1,
-                S,
-                PERMUTED,
-                ALIGNED,
-            )
+    flag = tl.load(column + rows.AWAY).to(tl.pointer_type(tl.int32)) + start // MOVE_BLOCK
+    tl.store(flag, 0, mask=left > 0)
 
 
 @triton.jit
 def square_sum_kernel(
-    table,
-    chunk_tensor,
-    chunk_index,
-    partial,
-    n,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    table, chunk_tensor, chunk_index, partial, G: tl.constexpr, S: tl.constexpr,
+    ALIGNED: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Sum of squares of the finite gradient entries of each chunk, for the clip norm."""
-    t, start, within, mask = chunk(table, chunk_tensor, chunk_index, n, EVEN, BLOCK)
-    grad = tl.load(address(table, n, t, GRAD, start, G, ALIGNED) + within, mask=mask, other=0.0).to(
-        S
-    )
-    grad = tl.where(finite(grad), grad, 0.0)
+    column, start, within, left = _chunk(table, chunk_tensor, chunk_index, EVEN, BLOCK)
+    grad_at = _at(column, rows.GRAD, start, within, G, ALIGNED)
+    grad = tl.load(grad_at, mask=within < left, other=0.0).to(S)
+    grad = tl.where(_finite(grad), grad, 0.0)
     tl.store(partial + tl.program_id(0), tl.sum(grad * grad, axis=0))

@@ -19,7 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import aliceopt
 from aliceopt import Alice
 from aliceopt.lab.blocks import blocks_of
-from aliceopt.lab.graphs import CapturedGradient
+from aliceopt.lab.captured import CapturedGradient
 
 __all__ = [
     "METHODS",

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Backend, Backends, Round
-from ..kernels.eager import EagerBackend
-from ..layout import local, reshard
+from ..kernels.eager import EagerBackend, signs_of
 from ..options import check_model, check_parameter, prepare_gradients_
 from ..probe import BufferWatch, Probe
+from ..sharding import local, reshard
 from ..site import Draw, Site, state_dtype
 from ..warning import warn
 
@@ -51,15 +51,16 @@ class _Rays(EagerBackend):
     name = "rays"
 
     def __init__(self, factor: float) -> None:
+        super().__init__()
         self.factor = factor
         self.multiple = 0.0
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Go to ``center + multiple * radius * signs``."""
         for site in sites:
-            there = site.center
+            there = self.center(site)
             if self.multiple:
-                signs = site.signs(draw)
+                signs = signs_of(site, draw)
                 # The center as the parameter holds it: displacements start from there.
                 there = there.to(site.param.dtype).to(signs.dtype)
                 there = there + self.multiple * self.reach(site) * signs
@@ -67,7 +68,7 @@ class _Rays(EagerBackend):
 
     def reach(self, site: Site) -> Tensor:
         """What the radius really is, in every coordinate."""
-        return grid_radius(site.center, site.param.dtype, site.radius, self.factor)
+        return grid_radius(self.center(site), site.param.dtype, site.radius, self.factor)
 
 
 class _Serving(Backends):
@@ -77,9 +78,9 @@ class _Serving(Backends):
         super().__init__("eager")
         self._backend = backend
 
-    def split(self, sites: Sequence[Site]) -> Iterator[tuple[Backend, list[Site]]]:
+    def split(self, sites: list[Site]) -> list[tuple[Backend, list[Site]]]:
         """All sites."""
-        yield self._backend, list(sites)
+        return [(self._backend, sites)]
 
 
 class _Watch(BufferWatch):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layout import sum_over_shards
+from ..sharding import sum_over_shards
 from ..site import Draw, Site, state_dtype
 from .excursion import Visit, excursion, named_parameters, sites_of
 
@@ -187,7 +187,7 @@ def _variations(
     sites: Sequence[Site], visit: Visit, draws: Sequence[Draw], factor: float, *, second: bool
 ) -> list[Tensor]:
     """For each site, on its device: squared gradient changes, [directions, near and far]."""
-    sums = [torch.zeros(len(draws), 2, dtype=_sum_dtype(s), device=s.device) for s in sites]
+    sums = [torch.zeros(len(draws), 2, dtype=_sum_dtype(s), device=s.param.device) for s in sites]
     center = [_kept(grad) for grad in visit(draws[0], 0.0)]
     for k, draw in enumerate(draws):
         for end, multiple in enumerate((1.0, factor)):
@@ -224,7 +224,7 @@ def _change(
 
 
 def _sum_dtype(site: Site) -> torch.dtype:
-    return torch.float64 if site.device.type in ("cpu", "cuda") else torch.float32
+    return torch.float64 if site.param.device.type in ("cpu", "cuda") else torch.float32
 
 
 def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .probe import RandomState
+from ..probe import RandomState
 
 __all__ = ["GraphRandom", "detached", "gradients_aside", "no_collection"]
 

@@ -1,4 +1,4 @@
-"""Where a parameter's elements live: plain tensors, and the local shards of DTensors.
+"""Sharded parameters: which elements of a DTensor live here, and what FSDP2 must be told.
 
 All arithmetic happens on local tensors. Signs need the global position of every local element,
 norms need a sum over shards. Only ``Shard`` and ``Replicate`` placements are understood.

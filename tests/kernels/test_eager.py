@@ -1,0 +1,114 @@
+"""The oracle, slice by slice: the same as in one piece, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import aliceopt.kernels.eager as eager
+from aliceopt import Alice
+from aliceopt.kernels.eager import in_slices
+from cpu_cases import DTYPES, NUMBERS, TERMS, assert_close, assert_equal, everything, run
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: Any) -> Iterator[int]:
+    """How many threads there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def sliced(monkeypatch: pytest.MonkeyPatch, threads: int) -> Any:
+    """A run in slices of 4096 elements, and one in one piece."""
+
+    def both(dtype: torch.dtype, **options: Any) -> list[Any]:
+        runs = []
+        for size in (1 << 30, 4096):
+            monkeypatch.setattr(eager, "SLICE", size)
+            runs.append(run("eager", dtype, **options))
+        return runs
+
+    return both
+
+
+@pytest.mark.parametrize("options", TERMS, ids=lambda o: "-".join(map(str, o.values())))
+@pytest.mark.parametrize("threads", [2], indirect=True)
+def test_slices_are_the_whole(sliced: Any, options: dict[str, Any]) -> None:
+    """Whatever the options: same probe points, same results, same coordinates left alone."""
+    assert_equal(*sliced(torch.float32, **options))
+
+
+@pytest.mark.usefixtures("exact_roots")
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("hessian", ["abs", "signed"])
+def test_in_every_precision(sliced: Any, dtype: torch.dtype, hessian: str) -> None:
+    """Also where probes are rounded and master weights kept."""
+    assert_equal(*sliced(dtype, hessian=hessian))
+
+
+@pytest.mark.usefixtures("exact_roots")
+@pytest.mark.parametrize("threads", [2], indirect=True)
+@pytest.mark.parametrize("options", NUMBERS, ids=str)
+def test_with_any_numbers(sliced: Any, options: dict[str, Any]) -> None:
+    assert_equal(*sliced(torch.float32, **options))
+
+
+def test_a_clip_that_binds_is_the_same(sliced: Any) -> None:
+    """The norm is taken of whole tensors."""
+    assert_close(*sliced(torch.float64, max_grad_norm=0.5), 1e-12)
+
+
+def test_what_is_cut_into_slices(threads: int) -> None:
+    """Large dense tensors, in memory order, every element once; nothing else."""
+    size = eager.SLICE
+    large = torch.arange(2.0 * size).view(2, size).t()
+    found = in_slices(lambda start, part, none: (start, part, none), large, large, None)
+    assert [start for start, _, _ in found] == [0, size]
+    parts = [part for _, part, _ in found]
+    assert torch.equal(torch.cat(parts), torch.arange(2.0 * size))
+    assert all(part.data_ptr() == large.data_ptr() + 4 * i * size for i, part in enumerate(parts))
+    assert all(none is None for _, _, none in found)
+    for whole in (torch.zeros(size), torch.zeros(4 * size)[::2]):
+        [(start, part)] = in_slices(lambda *piece: piece, whole, whole)
+        assert start == 0
+        assert part is whole
+
+
+def test_gradients_with_a_graph_leave_none_behind(threads: int) -> None:
+    """After ``backward(create_graph=True)``: no state or parameter becomes part of the graph."""
+    param = nn.Parameter(torch.linspace(-1, 1, 2 * eager.SLICE))
+    optimizer = Alice([param], lr=0.01, quick_steps=1, implementation="eager")
+
+    def closure() -> None:
+        (param.grad,) = torch.autograd.grad((param**3).sum(), [param], create_graph=True)
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert param.is_leaf
+    assert not any(value.requires_grad for value in optimizer.state[param].values())
+
+
+def test_other_layouts_are_brought_to_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients laid out otherwise, in slices of another layout."""
+    found = []
+    for size in (1 << 30, 128):
+        monkeypatch.setattr(eager, "SLICE", size)
+        param = nn.Parameter(torch.linspace(-1, 1, 600).view(20, 30).t())
+        optimizer = Alice([param], lr=0.01, quick_steps=1, implementation="eager")
+        assert not param.is_contiguous()
+
+        def closure(param: nn.Parameter = param) -> None:
+            param.grad = (2 * param.detach()).contiguous()
+
+        for _ in range(4):
+            optimizer.step(closure)
+        found.append(everything(optimizer))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y)
