@@ -167,3 +167,12 @@ def everything(optimizer: Alice) -> list[Tensor]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     states = [v for p in params for v in optimizer.state.get(p, {}).values()]
     return [t.detach().clone() for t in (*params, *states)]
+
+
+def assert_same(drive: Callable[[str], list[Tensor]]) -> None:
+    """Equal results of both implementations."""
+    expected, found = drive("eager"), drive("compiled")
+    assert len(expected) == len(found)
+    for i, (x, y) in enumerate(zip(expected, found, strict=True)):
+        assert x.shape == y.shape
+        assert torch.equal(x, y), i

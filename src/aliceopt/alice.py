@@ -132,6 +132,7 @@ class Alice(Optimizer):
         self.implementation = implementation
         self._backends = Backends(implementation)
         self._probe: Probe | None = None
+        self._checked: list[Any] = []
         self._warned: set[str] = set()
         self.sites = Sites()
         super().__init__(params, defaults)
@@ -244,7 +245,8 @@ class Alice(Optimizer):
                 probe.end(name)
             if scaler is not None:
                 poison_center_(probe.sites)
-            probe.finish()
+            # With a closure nothing comes between here and the update.
+            probe.finish(watching=settle)
         finally:
             if self._probe is probe and not probe.finished:
                 self._drop_probe()
@@ -253,9 +255,8 @@ class Alice(Optimizer):
             if watch is not None:
                 watch.stop()
 
-    def _params(self) -> Iterator[nn.Parameter]:
-        for group in self.param_groups:
-            yield from group["params"]
+    def _params(self) -> list[nn.Parameter]:
+        return [param for group in self.param_groups for param in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients, also those of the last full step's probes that are still held."""
@@ -272,7 +273,7 @@ class Alice(Optimizer):
 
         Options may have been edited since the last step: they are checked again.
         """
-        check_groups(self.param_groups)
+        self._checked = check_groups(self.param_groups, self._checked)
         radii = {id(group): probe_radius(group) for group in self.param_groups}
         full = self._full_due() and any(radius > 0 for radius in radii.values())
         self._bind()
@@ -387,7 +388,7 @@ class Alice(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._probe, self.sites = None, Sites()
+        self._probe, self._checked, self.sites = None, [], Sites()
         self._backends = Backends(self.implementation)
         for group in self.param_groups:
             for name in OPTIONS:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,9 @@ OPTIONS = (
     *SHARED,
 )
 """What a group holds of Alice's, in the order of the constructor."""
+
+_EDITABLE = OPTIONS[:-3]
+"""All but the counts."""
 
 LIMITS = ("adam", "fixed", "sgd")
 HESSIANS = ("none", "abs", "rms", "signed")
@@ -146,12 +150,21 @@ def check_group(group: dict[str, Any]) -> None:
     probe_radius(group)  # a radius is needed and cannot be derived
 
 
-def check_groups(groups: list[dict[str, Any]]) -> None:
-    """Options may have been edited since the last step; what is shared is the first group's."""
+def check_groups(groups: list[dict[str, Any]], checked: list[Any]) -> list[Any]:
+    """Options may have been edited since the last step; what is shared is the first group's.
+
+    ``checked`` is what the last call returned: values that are still there are not checked again.
+    """
     shared = {name: groups[0][name] for name in SHARED}
-    for group in groups:
+    for group in groups[1:]:
         group.update(shared)
+    now = [group[name] for group in groups for name in _EDITABLE]
+    if len(now) == len(checked) and all(map(operator.is_, now, checked)):
+        return checked
+    for group in groups:
         check_group(group)
+    # What can be changed in place has to be looked at every time.
+    return [] if any(isinstance(value, (Tensor, list)) for value in now) else now
 
 
 def _check_number(name: str, value: Any, *, minimum: float, open_below: bool = False) -> None:
@@ -240,9 +253,8 @@ def check_model(model: Any) -> None:
             raise ValueError(f"a parameter of model {_FSDP1}")
 
 
-def prepare_gradients_(params: Iterable[Tensor]) -> None:
+def prepare_gradients_(params: Sequence[Tensor]) -> None:
     """Refuse sparse gradients; reduce and place the others as their parameters are."""
-    params = list(params)
     grads = [grad for param in params if (grad := param.grad) is not None]
     if {grad.layout for grad in grads} - {torch.strided}:
         param = next(p for p in params if p.grad is not None and p.grad.layout != torch.strided)

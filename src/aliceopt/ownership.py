@@ -111,19 +111,21 @@ class Keeper:
         self._places: dict[Hashable, Tensor] = {}
 
     def keep(self, params: Sequence[Tensor], places: Sequence[Hashable]) -> list[Tensor]:
-        """The gradients, local; what was kept at these places before is overwritten."""
-        kept: dict[int, Tensor] = {}
-        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for i, param in enumerate(params):
-            assert param.grad is not None
-            if param.device.type == "cpu":
-                kept[i] = self._keep(param, places[i])
-            else:
-                kinds.setdefault((param.device, param.grad.dtype), []).append(i)
-        for alike in kinds.values():
-            there = [g if type(g) is Tensor else _local(g) for g in (params[i].grad for i in alike)]
-            kept.update(zip(alike, _copies(there), strict=True))
-        return [kept[i] for i in range(len(params))]
+        """The gradients, local, of parameters on one device; what was kept at these places before
+        is overwritten.
+        """
+        if params and params[0].device.type == "cpu":
+            return [self._keep(param, place) for param, place in zip(params, places, strict=True)]
+        grads = [_local(param.grad) for param in params]
+        kept = list(grads)
+        for dtype in {grad.dtype for grad in grads}:
+            # All copies of a kind made and filled in one call; there may be hundreds.
+            mine = [i for i, grad in enumerate(grads) if grad.dtype == dtype]
+            for i, copy in zip(
+                mine, torch._foreach_mul([grads[i] for i in mine], 1.0), strict=True
+            ):
+                kept[i] = copy
+        return kept
 
     def _keep(self, param: Tensor, place: Hashable) -> Tensor:
         assert param.grad is not None
@@ -142,12 +144,7 @@ class Keeper:
 
 def _local(grad: Tensor | None) -> Tensor:
     assert grad is not None
-    return local(grad)
-
-
-def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors of one device and dtype, made and filled in one call."""
-    return list(torch._foreach_mul(list(tensors), 1.0))
+    return grad if type(grad) is Tensor else local(grad)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

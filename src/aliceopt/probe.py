@@ -157,14 +157,15 @@ class Probe:
     def __post_init__(self) -> None:
         self._distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._divided = self.backends.split(self.sites)
-        params = [site.param for site in self.sites]
         if self.random is None:
-            devices = devices_of(params) if self._distributed else {p.device for p in params}
+            devices = {there[0].param.device for _, there in self._divided}
+            if self._distributed:
+                devices = devices_of(site.param for site in self.sites)
             self.random = RandomState(devices)
         self._random = self.random
         self._buffers = BufferGuard(self.model)
         if self.full and self.model is not None:
-            mine = set(map(id, params))
+            mine = {id(site.param) for site in self.sites}
             self._others = [p for p in self.model.parameters() if id(p) not in mine]
 
     @property
@@ -203,9 +204,10 @@ class Probe:
             return
         for param, grad in self._foreign:
             param.grad = grad
-        measured = [s for s in self.sites if s.param.grad is not None and s.radius > 0]
-        for site, grad in zip(measured, self._kept(measured, round_name), strict=True):
-            setattr(site, round_name, grad)
+        for _, sites in self._divided:
+            measured = [s for s in sites if s.radius > 0 and s.param.grad is not None]
+            for site, grad in zip(measured, self._kept(measured, round_name), strict=True):
+                setattr(site, round_name, grad)
         for site in self.sites:
             site.param.grad = None
 
@@ -229,9 +231,9 @@ class Probe:
             backend.rest(sites)
         self.at_rest = True
 
-    def finish(self) -> None:
+    def finish(self, *, watching: bool = True) -> None:
         """All evaluations are done; from here on the center's gradients should stay as they are."""
-        self._center = self._center_marks() if self.full else []
+        self._center = self._center_marks() if self.full and watching else []
         self.finished = True
 
     def _center_marks(self) -> list[tuple[int, int] | None]:
@@ -241,6 +243,8 @@ class Probe:
     def check_center(self) -> None:
         """Warn if the center's gradients were changed after the loop, and the sides' were not."""
         now = self._center_marks() if self._center else []
+        if now == self._center:
+            return
         if any(b is not None and a != b for a, b in zip(self._center, now, strict=True)):
             warn(
                 ".grad was changed between the evaluations and step(), but the probes' gradients "

@@ -20,11 +20,14 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Key", "block_signs", "run_signs", "sign_key", "signs_at"]
+__all__ = ["Key", "block_signs", "run_signs", "run_words", "sign_key", "signs_at", "signs_in"]
 
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
 _WORD_BITS = 32
+_SIGN_BIT = -(1 << 31)
+_MINUS_ONE = 0xBF800000 - (1 << 32)
+"""As int32: what makes a float32 negative, and the bits of -1.0."""
 
 IntLike = TypeVar("IntLike", int, Tensor)
 
@@ -122,14 +125,25 @@ def run_signs(
     key: Key, first: int, count: int, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
     """Signs of ``count`` consecutive elements: one hash per word, then its bits."""
+    words = run_words(key, first, count, device)
+    return signs_in(words, first % _WORD_BITS, count, dtype)
+
+
+def run_words(key: Key, first: int, count: int, device: torch.device | str) -> Tensor:
+    """The hash words (int32) whose bits decide on ``count`` consecutive elements."""
     lowest, last = first // _WORD_BITS, (first + count - 1) // _WORD_BITS
-    words = _hash_words(key, torch.arange(lowest, last + 1, dtype=torch.int64, device=device))
-    # Narrowed first: 32 signs come out of each word, and only its low bits after a shift count.
-    words = words.to(torch.int32)
-    shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-    signs = _signs_from_bits(words[:, None] >> shifts, dtype).view(-1)
-    skip = first - lowest * _WORD_BITS
-    return signs[skip : skip + count]
+    index = torch.arange(lowest, last + 1, dtype=torch.int64, device=device)
+    return _hash_words(key, index).to(torch.int32)
+
+
+def signs_in(words: Tensor, skip: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Signs of ``count`` elements, from bit ``skip`` of the first of consecutive words on.
+
+    A bit is brought to where a float32 has its sign, and turns that of -1.
+    """
+    shifts = torch.arange(_WORD_BITS - 1, -1, -1, dtype=torch.int32, device=words.device)
+    bits = (words[:, None] << shifts).bitwise_and_(_SIGN_BIT).bitwise_xor_(_MINUS_ONE)
+    return bits.view(torch.float32).view(-1)[skip : skip + count].to(dtype)
 
 
 def _check_block(size: Sequence[int], start: Sequence[int], block: Sequence[int]) -> None:

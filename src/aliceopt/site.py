@@ -21,7 +21,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,10 +29,21 @@ import torch
 from torch import Tensor, nn
 
 from .options import rates
-from .sharding import is_dtensor, local
+from .sharding import block_of, is_dtensor, local
+from .signs import block_signs, sign_key
 from .topography import Averages, Rates
 
-__all__ = ["COUNTERS", "REQUIRED", "Draw", "Site", "Sites", "averages", "fit_", "state_dtype"]
+__all__ = [
+    "COUNTERS",
+    "REQUIRED",
+    "Draw",
+    "Site",
+    "Sites",
+    "averages",
+    "fit_",
+    "signs_of",
+    "state_dtype",
+]
 
 COUNTERS = ("step", "topography_weight")
 """What a state keeps on the CPU."""
@@ -98,6 +109,27 @@ def state_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype == torch.float64 else torch.float32
 
 
+def _everything(
+    groups: Sequence[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
+) -> list[Any]:
+    """Whatever somebody might have replaced."""
+    params = chain.from_iterable(group["params"] for group in groups)
+    held = chain.from_iterable(map(dict.values, states.values()))
+    return [*groups, *params, *states.values(), *held]
+
+
+class _Chosen(NamedTuple):
+    """Who was updated last: with which terms, and each one's counters and group."""
+
+    sites: list[Site]
+    terms: dict[int, tuple[bool, str]]
+    columns: np.ndarray | slice
+    groups: list[int]
+
+
+_NOBODY = _Chosen([], {}, slice(0), [])
+
+
 class Sites(Sequence[Site]):
     """A site for every parameter, the same from step to step, and all counters in one place.
 
@@ -107,9 +139,10 @@ class Sites(Sequence[Site]):
 
     def __init__(self) -> None:
         self._sites: list[Site] = []
-        self._counters = torch.zeros(2, 0, dtype=torch.float64)
+        self._groups: list[dict[str, Any]] = []
+        self._numbers = np.zeros((2, 0))
         self._views: list[tuple[Tensor, Tensor]] = []
-        self._selected: tuple[Sequence[Site], np.ndarray] = (), np.zeros(0, dtype=np.int64)
+        self._chosen = _NOBODY
         self._bound: list[Any] = [None]  # unlike anything there may be, to begin with
         self._clean = False
 
@@ -125,35 +158,31 @@ class Sites(Sequence[Site]):
     def bind(
         self, groups: Sequence[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
     ) -> bool:
-        """Follow the optimizer's parameters, groups and states; whether any was replaced."""
-        now = [*groups, *chain.from_iterable(group["params"] for group in groups)]
-        now += states.values()
-        now += [state.get(name) for state in states.values() for name in COUNTERS]
+        """Follow the optimizer's parameters, groups and states; whether any has changed."""
+        now = _everything(groups, states)
         if len(now) == len(self._bound) and all(map(operator.is_, now, self._bound)):
             return False
+        self._chosen = _NOBODY
+        self._groups = list(groups)
         params = [(param, group) for group in groups for param in group["params"]]
-        rebuilt = [id(param) for param, _ in params] != [id(site.param) for site in self]
-        if rebuilt:
+        if [id(param) for param, _ in params] != [id(site.param) for site in self]:
             self._rebuild(params)
-        replaced = rebuilt
         for site, (param, group) in zip(self, params, strict=True):
             site.group, state = group, states.get(param)
             if state is not site.state and (state or site.rates is not None):
-                replaced = True
                 site.state, site.rates, site.fitted_for = state or {}, None, None
             if site.state:
                 self._adopt(site)
-        kept = len(groups) + len(params) + len(states)
-        counters = [state.get(name) for state in states.values() for name in COUNTERS]
-        self._bound = [*now[:kept], *counters]
-        return replaced
+        self._bound = _everything(groups, states)
+        return True
 
     def _rebuild(self, params: Sequence[tuple[nn.Parameter, dict[str, Any]]]) -> None:
         """Sites anew; a parameter that had one keeps it."""
         known = {id(site.param): site for site in self}
-        self._counters = torch.zeros(2, len(params), dtype=torch.float64)
-        self._views = [(self._counters[0, i], self._counters[1, i]) for i in range(len(params))]
-        self._sites, self._selected = [], ((), np.zeros(0, dtype=np.int64))
+        counters = torch.zeros(2, len(params), dtype=torch.float64)
+        self._numbers = counters.numpy()
+        self._views = [(counters[0, i], counters[1, i]) for i in range(len(params))]
+        self._sites = []
         for i, (param, group) in enumerate(params):
             site = known.get(id(param)) or Site.of(param, i, group)
             site.index = i
@@ -171,7 +200,7 @@ class Sites(Sequence[Site]):
         if self._clean and not radii:
             return  # nobody has found anything
         for site in self._sites:
-            site.radius = radii.get(id(site.group), 0.0)
+            site.radius = radii[id(site.group)] if radii else 0.0
             site.plus = site.minus = site.unscaled = None
         self._clean = not radii
 
@@ -184,27 +213,31 @@ class Sites(Sequence[Site]):
 
         Sites that share group, count and weight share one `Rates`.
         """
-        groups = {id(site.group): site.group for site in updating}
+        groups = {id(group): group for group in self._groups}
         terms = {name: (group["glass"], group["hessian"]) for name, group in groups.items()}
-        for site in [s for s in updating if s.fitted_for != terms[id(s.group)]]:
-            fit_(site)
-            self._adopt(site)
-            site.fitted_for = terms[id(site.group)]
-        counters = self._counters.numpy()[:, self._columns(updating)]
-        known: dict[tuple[int, float, float, bool], Rates] = {}
-        found = []
-        for site, count, weight in zip(updating, *counters.tolist(), strict=True):
-            key = (id(site.group), count, weight, measuring and site.radius > 0)
-            if key not in known:
-                known[key] = rates(site.group, int(count) + 1, weight, measuring=key[3])
-            found.append(known[key])
-        return found
+        if updating != self._chosen.sites or terms != self._chosen.terms:
+            self._choose(updating, terms)
+        counters = self._numbers[:, self._chosen.columns].tolist()
+        measures = [site.radius > 0 for site in updating] if measuring else repeat(False)
+        keys = list(zip(self._chosen.groups, *counters, measures))  # noqa: B905
+        alike = keys.count(keys[0]) == len(keys) if keys else True
+        known = {
+            key: rates(groups[key[0]], int(key[1]) + 1, key[2], measuring=key[3])
+            for key in (keys[:1] if alike else set(keys))
+        }
+        return list(known.values()) * len(keys) if alike else [known[key] for key in keys]
 
-    def _columns(self, sites: Sequence[Site]) -> np.ndarray:
-        """Where these sites' counters are; not to be changed."""
-        if sites != self._selected[0]:
-            self._selected = list(sites), np.asarray([s.index for s in sites], dtype=np.int64)
-        return self._selected[1]
+    def _choose(self, updating: Sequence[Site], terms: dict[int, tuple[bool, str]]) -> None:
+        """Have states that fit these terms, and remember who is updated: mostly it is everybody."""
+        names = [id(site.group) for site in updating]
+        for site, name in zip(updating, names, strict=True):
+            if site.fitted_for != terms[name]:
+                fit_(site)
+                self._adopt(site)
+                site.fitted_for = terms[name]
+        every = updating == self._sites
+        columns = slice(None) if every else np.asarray([site.index for site in updating], np.int64)
+        self._chosen = _Chosen(list(updating), terms, columns, names)
 
     def count_(
         self,
@@ -212,17 +245,16 @@ class Sites(Sequence[Site]):
         numbers: Sequence[Rates],
         states: MutableMapping[Tensor, dict[str, Any]],
     ) -> None:
-        """Record in sites and ``states`` that these updates were made."""
+        """Record in sites and ``states`` that these updates were made, whose `rates` came last."""
         for site, rate in zip(updated, numbers, strict=True):
             if site.rates is None:  # its first update, or the first of a state that was replaced
                 states[site.param] = site.state
                 self._bound = [None]
             site.rates = rate
-        columns = self._columns(updated)
-        steps, weights = self._counters.numpy()
-        steps[columns] += 1
+        steps, weights = self._numbers
+        steps[self._chosen.columns] += 1
         # What a measuring update makes of the weight, its `Rates` have worked out already.
-        weights[columns] = [rate.topo_weight for rate in numbers]
+        weights[self._chosen.columns] = [rate.topo_weight for rate in numbers]
 
 
 def fit_(site: Site) -> None:
@@ -265,4 +297,17 @@ def averages(state: dict[str, Any], group: dict[str, Any]) -> Averages:
         grad_sq=local(state["grad_sq"]),
         glass_density=None if glass is None else local(glass),
         hess=None if hess is None else local(hess),
+    )
+
+
+def signs_of(site: Site, draw: Draw) -> Tensor:
+    """A parameter's Rademacher directions, regenerated."""
+    block = block_of(site.param)
+    return block_signs(
+        sign_key(draw.seed, draw.step, site.index),
+        block.global_shape,
+        offsets=block.offsets,
+        shape=block.shape,
+        dtype=state_dtype(site.param),
+        device=local(site.param).device,
     )

@@ -33,17 +33,17 @@ class Anatomy(NamedTuple):
         """The quasi-Newton length, clamped between the bounds."""
         if self.newton is None:
             return self.upper
-        return torch.minimum(torch.maximum(self.newton, self.lower), self.upper)
+        return self.newton.clamp(self.lower, self.upper)
 
 
 def anatomy(averages: Averages, rates: Rates) -> Anatomy:
     """Curvatures, quasi-Newton length and bounds of the step these averages call for."""
     est = corrected(averages, rates)
-    g = est.grad_avg
-    unit = _unit(averages, est, rates)
+    g, size = est.grad_avg, est.grad_avg.abs()
+    unit = _unit(averages, est, size, rates)
     least, upper = min(rates.lr_min, rates.lr), rates.lr * unit
     # Not 0 times the unit, which is infinite where s underflows and eps is 0.
-    lower = least * unit if least > 0 else torch.zeros_like(unit)
+    lower = least * unit if least > 0 else unit.new_zeros(()).expand_as(unit)
     if not rates.measured:
         return Anatomy(g, None, None, None, lower, upper)
     zero = torch.zeros((), dtype=g.dtype, device=g.device)
@@ -51,22 +51,29 @@ def anatomy(averages: Averages, rates: Rates) -> Anatomy:
     h = est.hess if est.hess is not None else zero
     hg = glass_curvature.unchecked(rho, g, rates.eps)
     hbar = total_curvature.unchecked(hg, h, rates.eps)
-    return Anatomy(g, hg, hbar, g.abs() / hbar, lower, upper)
+    return Anatomy(g, hg, hbar, size / hbar, lower, upper)
 
 
-def _unit(averages: Averages, est: Averages, rates: Rates) -> Tensor:
-    """What the bounds multiply: 1, the *uncorrected* |g| as in SGD, or Adam's |g|/sqrt(s)."""
+def _unit(averages: Averages, est: Averages, size: Tensor, rates: Rates) -> Tensor:
+    """What the bounds multiply: 1, the *uncorrected* |g| as in SGD, or Adam's |g|/sqrt(s).
+
+    ``size`` is the corrected |g|.
+    """
     if rates.limit == "fixed":
-        return torch.ones_like(est.grad_avg)
+        return torch.ones_like(size)
     if rates.limit == "sgd":
         return averages.grad_avg.abs()
-    return est.grad_avg.abs() / (est.grad_sq.sqrt() + rates.eps)
+    return size / (est.grad_sq.sqrt() + rates.eps)
 
 
 def bounded_step(averages: Averages, rates: Rates) -> Tensor:
     """``-sign(g)`` times the clamped length; exactly zero where the running gradient is zero."""
     parts = anatomy(averages, rates)
-    return torch.where(parts.grad == 0, 0.0, -parts.grad.sign() * parts.length())
+    # The sign of the negative, not the negative sign: that of zero is then +0.
+    step = (-parts.grad).sign() * parts.length()
+    if rates.eps >= torch.finfo(step.dtype).tiny:
+        return step  # a zero gradient's length is finite there
+    return torch.where(parts.grad == 0, 0.0, step)
 
 
 def moved(position: Tensor, step: Tensor, rates: Rates) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
-from aliceopt.kernels.eager import displaced, signs_of
-from aliceopt.site import Draw, Site
+from aliceopt.displacement import displaced
+from aliceopt.site import Draw, Site, signs_of
 from interrupts import codes_of, interrupted
 
 pytest.importorskip("triton")
@@ -83,7 +83,8 @@ def test_the_sides_are_where_the_oracle_has_them() -> None:
     for i, _ in enumerate(run.optimizer.evaluations()):
         for site in sites:
             nu = site.state["probe_center"]
-            sides = displaced(nu, nu.dtype, site.radius, signs_of(site, draw))
+            signs = signs_of(site, draw)
+            sides = [displaced(nu, nu.dtype, site.radius, signs, side=side) for side in (1, -1)]
             assert site.radius > 0
             assert torch.equal(site.param, (*sides, nu)[i])
             assert site.param.stride() == nu.stride()

@@ -33,9 +33,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from aliceopt import Alice
-from aliceopt.kernels.eager import signs_of
 from aliceopt.signs import block_signs, sign_key
-from aliceopt.site import Draw, Site
+from aliceopt.site import Draw, Site, signs_of
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest reads this file without running it
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from aliceopt import compiling
+from aliceopt.compiling import BuildError, built
 from aliceopt.kernels import native
-from aliceopt.kernels.native import BuildError, built
 from aliceopt.kernels.table import Row
 
 TINY = 'extern "C" int answer() { return 42; }'
@@ -48,17 +49,17 @@ def test_the_environment_chooses_the_folder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", "/home/alice")
     monkeypatch.setenv("ALICEOPT_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert native.cache_folder() == Path("/a")
+    assert compiling.cache_folder() == Path("/a")
     monkeypatch.delenv("ALICEOPT_CACHE")
-    assert native.cache_folder() == Path("/b/aliceopt")
+    assert compiling.cache_folder() == Path("/b/aliceopt")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert native.cache_folder() == Path("/home/alice/.cache/aliceopt")
+    assert compiling.cache_folder() == Path("/home/alice/.cache/aliceopt")
 
 
 def test_processes_may_build_at_once(tmp_path: Path) -> None:
     """Two that find the folder empty both load, and leave one library and nothing else."""
     program = (
-        "import sys, pathlib; from aliceopt.kernels.native import built;"
+        "import sys, pathlib; from aliceopt.compiling import built;"
         "print(built(sys.argv[1], pathlib.Path(sys.argv[2])).answer())"
     )
     folder = tmp_path / "cache"
@@ -71,13 +72,13 @@ def test_processes_may_build_at_once(tmp_path: Path) -> None:
 def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Found in the folder, it is loaded; another source is another library."""
     compiled = []
-    build = native._build
+    build = compiling._build
 
     def counted(text: str, path: Path, *commands: list[str]) -> None:
         compiled.append(path)
         build(text, path, *commands)
 
-    monkeypatch.setattr(native, "_build", counted)
+    monkeypatch.setattr(compiling, "_build", counted)
     assert built(TINY, tmp_path).answer() == 42
     assert built(TINY, tmp_path).answer() == 42
     assert len(compiled) == 1
@@ -90,9 +91,9 @@ def test_flags_and_processor_are_part_of_the_key(
 ) -> None:
     """A folder may be shared by machines, and outlive a change of flags."""
     built(TINY, tmp_path)
-    monkeypatch.setattr(native, "_processor", lambda: "another")
+    monkeypatch.setattr(compiling, "_processor", lambda: "another")
     built(TINY, tmp_path)
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-O1"))
+    monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, "-O1"))
     built(TINY, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -101,7 +102,7 @@ def test_what_cannot_be_loaded_is_linked_otherwise(tmp_path: Path) -> None:
     """A library that needs what nobody has is an error, after every way was tried."""
     with pytest.raises(BuildError, match=r"cannot be loaded: .*no_such_function"):
         built('void no_such_function(); extern "C" void f() { no_such_function(); }', tmp_path)
-    assert len(list(tmp_path.iterdir())) == len(native._THREADS)
+    assert len(list(tmp_path.iterdir())) == len(compiling._THREADS)
 
 
 def test_the_rows_of_the_table_are_those_of_python() -> None:

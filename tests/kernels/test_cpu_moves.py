@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
-from aliceopt.kernels.eager import displaced, signs_of
-from aliceopt.site import Draw
+from aliceopt.displacement import displaced
+from aliceopt.site import Draw, signs_of
 from cpu_cases import everything, needs_compiler
 
-SIZES = (20000, 30)
+SIZES = (40000, 30)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 pytestmark = [
     pytest.mark.parametrize(
@@ -93,9 +93,10 @@ def test_evaluations_are_at_the_probe_center_and_beside_it(
         assert all(map(torch.equal, (c.to(dtype) for c in centers), run.seen[-1]))
         if step % 2 == 0:
             for i, (site, center) in enumerate(zip(run.optimizer.sites, centers, strict=True)):
-                sides = displaced(center, dtype, 0.01, signs_of(site, Draw(5, step)))
-                for side, seen in zip(sides, run.seen[:2], strict=True):
-                    assert torch.equal(side.to(dtype), seen[i])
+                signs = signs_of(site, Draw(5, step))
+                for side, seen in zip((1, -1), run.seen[:2], strict=True):
+                    there = displaced(center, dtype, 0.01, signs, side=side)
+                    assert torch.equal(there.to(dtype), seen[i])
 
 
 @pytest.mark.parametrize("evaluation", [4, 5, 6, 7])

@@ -14,7 +14,8 @@ from torch.autograd.graph import increment_version
 
 from ..kernels import MultiTensorBackend, Round
 from ..kernels.base import Kernels
-from ..kernels.table import DIMS, Goal, Row, is_dense, write_numbers
+from ..kernels.table import DIMS, Goal, Row
+from ..layout import is_dense
 from ..options import has_curvature
 from ..site import Draw, Site
 from ..topography import Rates
@@ -71,8 +72,8 @@ class PointingBackend(MultiTensorBackend):
         plan = self.plan(sites)
         columns = plan.columns(sites)
         for row, side in ((Row.AT_PLUS, 0), (Row.AT_MINUS, 1)):
-            plan.host[row, columns] = [self._sides[site][side].data_ptr() for site in sites]
-        write_numbers(plan.host, columns, [site.radius for site in sites], draw)
+            plan.write(row, columns, [self._sides[site][side].data_ptr() for site in sites])
+        plan.write_numbers(sites, columns, draw)
         plan.stand()
         for launch in plan.launches(columns, self.kernels.move_block, self.send):
             self.kernels.move(launch, Goal.BOTH, depart=False, swap=False)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..kernels.table import Plan, Row, Send, write_numbers
-from ..kernels.triton_launch import copy_
+from ..kernels.plan import Plan, Send, write_numbers
+from ..kernels.table import Row
 from ..site import Draw, Site
 from ..topography import Rates
 
@@ -98,3 +98,11 @@ class Recording:
             site.param.grad = grad
         for param, grad in self.foreign:
             param.grad = grad.clone() if param.grad is None else param.grad.add_(grad)
+
+
+def copy_(target: Tensor, array: np.ndarray) -> None:
+    """Copy an array into a tensor of its size, on whatever device, without waiting for it."""
+    host = torch.from_numpy(array)
+    if target.device.type == "cuda":
+        host = host.pin_memory()  # torch gives out such memory again once the copy is over
+    target.copy_(host, non_blocking=True)

@@ -228,7 +228,7 @@ class CapturedStep:
             probe.begin(name)
             with torch.enable_grad():
                 loss = self.closure()
-            prepare_gradients_(site.param for site in probe.sites)
+            prepare_gradients_([site.param for site in probe.sites])
             probe.end(name)
         updating = [site for site in probe.sites if site.param.grad is not None]
         rates = self.optimizer.sites.rates(updating, measuring=probe.full)

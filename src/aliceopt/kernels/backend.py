@@ -9,29 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ..layout import conformed
 from ..ownership import Keeper
 from ..sharding import local
 from ..site import Draw, Site
 from ..topography import Rates
 from .base import Backend, Kernels, Round
 from .eager import EagerBackend, position_of, sum_dtype
-from .table import (
-    ASIDE,
-    HOME,
-    MASTER,
-    SWAPPED,
-    Goal,
-    Plan,
-    Row,
-    conformed,
-    write_numbers,
-)
+from .plan import ASIDE, HOME, MASTER, SWAPPED, Plan
+from .table import Goal, Row
 
 __all__ = ["Backends", "MultiTensorBackend"]
 
@@ -118,15 +111,17 @@ class MultiTensorBackend:
         """Keep every position and go to the first probe point."""
         self._finish_rest()
         plan = self.plan(sites)
-        columns, radii = plan.columns(sites), np.asarray([site.radius for site in sites])
-        usable = plan.usable[columns]
-        if not usable.all():
+        columns = plan.columns(sites)
+        if not plan.all_usable:
+            usable = plan.usable[columns]
             self.eager.depart(list(compress(sites, ~usable)), round_name, draw)
-            columns, radii = columns[usable], radii[usable]
-        modes = np.where(plan.low[columns], MASTER, np.where(radii > 0, ASIDE, SWAPPED))
-        if radii.any():
+            sites, columns = list(compress(sites, usable)), columns[usable]
+        radii = [site.radius for site in sites]
+        modes = plan.away[columns]
+        if any(radii):
+            modes[(modes == SWAPPED) & (np.asarray(radii) > 0)] = ASIDE
             self._take_room(plan, columns[modes == ASIDE])
-            write_numbers(plan.host, columns, radii, draw)
+            plan.write_numbers(sites, columns, draw)
         plan.modes[columns] = modes
         self._move(plan, columns, _GOALS[round_name], depart=True)
 
@@ -137,14 +132,10 @@ class MultiTensorBackend:
         """
         if plan.device.type != "cpu":
             self._room.clear()
-        for dtype in {plan.dtypes[c] for c in columns}:
-            mine = [c for c in columns if plan.dtypes[c] == dtype]
-            sizes = -(-plan.host[Row.NUMEL, mine] // 16) * 16
+        for dtype, mine, starts, size in plan.packed(columns):
             room = self._room.get(dtype)
-            if room is None or room.numel() < sizes.sum():
-                room = torch.empty(int(sizes.sum()), dtype=dtype, device=plan.device)
-                self._room[dtype] = room
-            starts = (np.cumsum(sizes) - sizes) * dtype.itemsize
+            if room is None or room.numel() < size:
+                room = self._room[dtype] = torch.empty(size, dtype=dtype, device=plan.device)
             plan.aside[mine] = room.data_ptr() + starts
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
@@ -153,12 +144,13 @@ class MultiTensorBackend:
         if plan is not before:  # which has brought everybody home
             self.depart(sites, round_name, draw)
             return
-        columns, radii = plan.columns(sites), np.asarray([site.radius for site in sites])
         if self.eager.aside:
             mine = [site for site in sites if site in self.eager.aside and site.radius > 0]
             self.eager.move(mine, round_name, draw)
         # The table has their radii and directions since they left.
-        self._move(plan, columns[(plan.modes[columns] != HOME) & (radii > 0)], _GOALS[round_name])
+        columns, radii = plan.columns(sites), plan.host.view(np.float64)[Row.RADIUS]
+        displaced = (plan.modes[columns] != HOME) & (radii[columns] > 0)
+        self._move(plan, columns[displaced], _GOALS[round_name])
 
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions; those that are there stay."""
@@ -200,12 +192,9 @@ class MultiTensorBackend:
 
     def _move(self, plan: Plan, columns: np.ndarray, goal: Goal, *, depart: bool = False) -> None:
         plan.stand()
-        swapped = plan.modes[columns] == SWAPPED
-        for swap in (False, True):
-            there = columns[swapped == swap]
-            if len(there):
-                for launch in plan.launches(there, self.kernels.move_block, self.send):
-                    self.kernels.move(launch, goal, depart=depart, swap=swap)
+        for swap, there in plan.swapped(columns):
+            for launch in plan.launches(there, self.kernels.move_block, self.send):
+                self.kernels.move(launch, goal, depart=depart, swap=swap)
         increment_version(plan.params(columns))
 
     # ---- updating -----------------------------------------------------------------------------
@@ -219,10 +208,9 @@ class MultiTensorBackend:
         if not mine.all():
             total += self.eager.square_sum(list(compress(sites, ~mine)))
         columns = columns[mine]
-        given = [site.gradient for site in compress(sites, mine)]
-        grads = _fill_gradients(plan, columns, Row.GRAD, given)
+        grads = _fill_gradients(plan, columns, Row.GRAD, _gradients(list(compress(sites, mine))))
         dtypes, block = [grad.dtype for grad in grads], self.kernels.update_block
-        for launch in plan.launches(columns, block, self.send, dtypes):
+        for launch in plan.launches(columns, block, self.send, (dtypes,)):
             total += self.kernels.square_sum(launch)
         return total
 
@@ -234,24 +222,24 @@ class MultiTensorBackend:
         # Those that are away had their states looked up when they left.
         plan = self.plan(sites, states=not self._all_away(sites))
         columns = plan.columns(sites)
-        usable = plan.usable[columns]
-        if not usable.all():
-            others = list(compress(sites, ~usable))
-            self.rest([site for site in others if site not in self.eager.aside])
-            self.eager.update(others, list(compress(rates, ~usable)), draw, clip)
+        others: list[tuple[Site, Rates]] = []
+        if not plan.all_usable:
+            usable = plan.usable[columns]
+            others = list(compress(zip(sites, rates, strict=True), ~usable))
+            self.rest([site for site, _ in others if site not in self.eager.aside])
             sites, rates = list(compress(sites, usable)), list(compress(rates, usable))
             columns = columns[usable]
         self._prepare(plan, sites, columns)
-        grads = _fill_gradients(plan, columns, Row.GRAD, [site.gradient for site in sites])
+        grads = _fill_gradients(plan, columns, Row.GRAD, _gradients(sites))
         sides, held = _fill_sides(plan, columns, sites, rates)
-        write_numbers(plan.host, columns, [site.radius for site in sites], draw, rates)
+        plan.write_numbers(sites, columns, draw, rates)
         plan.stand()
-        distinct = {id(rate): rate for rate in rates}.items()
-        options = {
-            name: (r.limit, r.hessian, r.glass, r.measuring, r.maximize) for name, r in distinct
-        }
-        traits = [grad.dtype for grad in grads], sides, [options[id(rate)] for rate in rates]
-        for launch in plan.launches(columns, self.kernels.update_block, self.send, *traits):
+        dtypes = [grad.dtype for grad in grads], sides
+        block, options = self.kernels.update_block, _options(rates)
+        launches = plan.launches(columns, block, self.send, dtypes, options)
+        if others:  # only now: whatever else can fail has not
+            self.eager.update([s for s, _ in others], [r for _, r in others], draw, clip)
+        for launch in launches:
             self.kernels.update(launch, clip)
         del held
         plan.modes[columns] = HOME
@@ -267,8 +255,8 @@ class MultiTensorBackend:
         """Those that were taken out eagerly go home, and master copies follow edited parameters."""
         if self.eager.aside:
             self.eager.rest(sites)
-        edited = plan.low[columns] & (plan.modes[columns] == HOME)
-        for site in compress(sites, edited) if edited.any() else ():
+        edited = plan.low[columns] & (plan.modes[columns] == HOME) if plan.any_low else ()
+        for site in compress(sites, edited):
             local(site.state["position"]).copy_(position_of(site))
 
 
@@ -278,36 +266,56 @@ def _fill_gradients(
     """Addresses of gradients in their parameters' layouts; the caller must hold what is returned
     until the launch.
     """
-    if list(map(Tensor.stride, grads)) != [plan.strides[c] for c in columns.tolist()]:
+    if list(map(Tensor.stride, grads)) != plan.strides_of(columns):
         params = plan.params(columns)
         grads = [conformed(grad, param) for grad, param in zip(grads, params, strict=True)]
-    plan.host[row, columns] = list(map(Tensor.data_ptr, grads))
+    plan.write(row, columns, list(map(Tensor.data_ptr, grads)))
     return grads
+
+
+def _gradients(sites: Sequence[Site]) -> list[Tensor]:
+    """The gradients at the center; mostly they are just the parameters'."""
+    grads = [site.param.grad for site in sites]
+    special = [site.unscaled is not None or site.sharded for site in sites]
+    if True in special:
+        return [site.gradient for site in sites]
+    return grads  # type: ignore[return-value]
+
+
+def _options(rates: Sequence[Rates]) -> Sequence[Any]:
+    """What a kernel is compiled for: once if it is the same for all, otherwise a list of it."""
+    if not rates:
+        return ()
+    distinct = rates[:1] if rates.count(rates[0]) == len(rates) else rates
+    options = [(r.limit, r.hessian, r.glass, r.measuring, r.maximize) for r in distinct]
+    return options[0] if options.count(options[0]) == len(options) else options
 
 
 def _fill_sides(
     plan: Plan, columns: np.ndarray, sites: Sequence[Site], rates: Sequence[Rates]
-) -> tuple[list[torch.dtype | None], list[Sequence[Tensor]]]:
+) -> tuple[Sequence[torch.dtype | None], list[Sequence[Tensor]]]:
     """The two sides' gradients of those that measure: their dtypes, and what is to be held.
 
     A missing one is made of zeros, in the other's dtype.
     """
-    dtypes: list[torch.dtype | None] = [None] * len(sites)
-    measuring = [i for i, rate in enumerate(rates) if rate.measuring]
-    if not measuring:
-        return dtypes, []
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for i in measuring:
-        plus, minus = sites[i].plus, sites[i].minus
-        if plus is None or minus is None:
-            known, param = plus if plus is not None else minus, local(sites[i].param)
-            zeros = torch.zeros_like(param if known is None else known)
-            plus, minus = zeros if plus is None else plus, zeros if minus is None else minus
-        dtypes[i] = plus.dtype
-        pairs.append((plus, minus if minus.dtype == plus.dtype else minus.to(plus.dtype)))
-    there = columns[measuring]
+    if not any(rate.measuring for rate in rates):
+        return [None] * len(sites), []
+    mine = np.flatnonzero([rate.measuring for rate in rates])
+    plus = [sites[i].plus for i in mine.tolist()]
+    minus = [sites[i].minus for i in mine.tolist()]
+    for k, (a, b) in enumerate(zip(plus, minus, strict=True)):
+        if a is None or b is None:
+            known = a if a is not None else b if b is not None else local(sites[mine[k]].param)
+            plus[k] = a = torch.zeros_like(known) if a is None else a
+            minus[k] = b = torch.zeros_like(known) if b is None else b
+        if a.dtype != b.dtype:
+            minus[k] = b.to(a.dtype)
+    there = columns if len(mine) == len(columns) else columns[mine]
     held = [
-        _fill_gradients(plan, there, row, [pair[k] for pair in pairs])
-        for k, row in enumerate((Row.PLUS, Row.MINUS))
+        _fill_gradients(plan, there, row, side)  # type: ignore[arg-type]
+        for row, side in ((Row.PLUS, plus), (Row.MINUS, minus))
     ]
+    dtypes: list[torch.dtype | None] = [None] * len(sites)
+    for i, side in zip(mine.tolist(), held[0], strict=True):
+        dtypes[i] = side.dtype
     return dtypes, held

@@ -32,19 +32,15 @@ class Backend(Protocol):
 
     def depart(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Keep every position and go to the first probe point."""
-        ...
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Go to another probe point."""
-        ...
 
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions; those that are there stay."""
-        ...
 
     def square_sum(self, sites: Sequence[Site]) -> Tensor:
         """Sum of squares of all finite entries of ``.grad``, over all shards (0-dim)."""
-        ...
 
     def update(
         self, sites: Sequence[Site], rates: Sequence[Rates], draw: Draw, clip: Tensor | None
@@ -54,7 +50,6 @@ class Backend(Protocol):
         Leaves the parameters at their new positions, and adds the number of coordinates left alone
         to ``site.skipped``. ``clip`` is a 0-dim factor on all gradients.
         """
-        ...
 
 
 class Kernels(Protocol):
@@ -66,20 +61,15 @@ class Kernels(Protocol):
 
     def supports(self, dtype: torch.dtype) -> bool:
         """Whether parameters may have this dtype."""
-        ...
 
     def send(self, array: np.ndarray, device: torch.device) -> Tensor:
         """The array as the kernels can read it, without waiting for the device."""
-        ...
 
     def move(self, launch: Launch, goal: Goal, *, depart: bool, swap: bool) -> None:
         """Send parameters to a probe point or back, in this launch's chunks."""
-        ...
 
     def update(self, launch: Launch, clip: Tensor | None) -> None:
         """Averages, step, position and probe center of every element."""
-        ...
 
     def square_sum(self, launch: Launch) -> Tensor:
         """Sum of squares of the finite gradient entries (0-dim, float64)."""
-        ...

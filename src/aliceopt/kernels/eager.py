@@ -14,18 +14,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..displacement import displaced, realised_radius
+from ..layout import conformed, is_dense
 from ..sharding import block_of, local, sum_over_shards
-from ..signs import block_signs, run_signs, sign_key
-from ..site import Draw, Site, averages, state_dtype
+from ..signs import run_words, sign_key, signs_in
+from ..site import Draw, Site, averages, signs_of, state_dtype
 from ..step import bounded_step, moved
 from ..topography import Averages, Gradients, Rates, updated
 from .base import Round
-from .table import conformed, is_dense
 
-__all__ = ["EagerBackend", "displaced", "position_of", "realised_radius", "signs_of", "sum_dtype"]
+__all__ = ["EagerBackend", "position_of", "sum_dtype"]
 
-SLICE = 1 << 16
-"""Elements of a slice; a multiple of 32. A few dozen of them fit in a processor's cache."""
+SLICE = 1 << 17
+"""Elements of a slice; a multiple of 32. A few fit in a processor's cache, and in each operation
+every thread has more to do than it takes threads to meet.
+"""
 
 
 class Target(NamedTuple):
@@ -86,50 +89,6 @@ def position_of(site: Site) -> Tensor:
     return torch.where(master.to(here.dtype) == here, master, here.to(dtype))
 
 
-def signs_of(site: Site, draw: Draw) -> Tensor:
-    """A parameter's Rademacher directions, regenerated."""
-    block = block_of(site.param)
-    return block_signs(
-        sign_key(draw.seed, draw.step, site.index),
-        block.global_shape,
-        offsets=block.offsets,
-        shape=block.shape,
-        dtype=state_dtype(site.param),
-        device=local(site.param).device,
-    )
-
-
-def realised_radius(
-    center: Tensor, dtype: torch.dtype, radius: float, *, fall_back: bool = True
-) -> float | Tensor:
-    """How far a probe of a parameter of ``dtype`` really goes from the center, by coordinate.
-
-    Low precision rounds. Were the two sides rounded separately, a quadratic would look like glass
-    wherever they came out unequal. So the radius is rounded once, on the side away from zero: the
-    grid there is the coarser one, and what fits on it fits on the other side too, as long as the
-    probe does not cross zero; if it does, the sides differ by less than a rounding of the radius.
-    Where it rounds to zero nothing is displaced, and ``fall_back`` gives the nominal radius.
-    """
-    if dtype == center.dtype:
-        return radius
-    size = center.to(dtype).to(center.dtype).abs()
-    realised = (size + radius).to(dtype).to(size.dtype) - size
-    return torch.where(realised > 0, realised, radius) if fall_back else realised
-
-
-def displaced(
-    center: Tensor, dtype: torch.dtype, radius: float, signs: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Where the parameter really stands at the two probes: ``nu + d t`` and ``nu - d t``.
-
-    ``d`` is the probe radius or, in bf16 and fp16, the `realised_radius`; ``nu`` is then rounded.
-    """
-    away = realised_radius(center, dtype, radius, fall_back=False) * signs
-    if dtype != center.dtype:
-        center = center.to(dtype).to(center.dtype)
-    return center + away, center - away
-
-
 def sum_dtype(sites: Sequence[Site]) -> torch.dtype:
     """What a sum over many parameters is kept in: float64, where the device has it."""
     has_float64 = local(sites[0].param).device.type in ("cpu", "cuda")
@@ -163,6 +122,7 @@ class EagerBackend:
     def __init__(self) -> None:
         self.aside: dict[Site, Tensor] = {}
         self._room: dict[Site, Tensor] = {}
+        self._signs: dict[Site, _Signs] = {}
 
     def center(self, site: Site) -> Tensor:
         """The probe center nu; the position, as long as no step was taken."""
@@ -171,6 +131,7 @@ class EagerBackend:
 
     def depart(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Keep every position and go to the first probe point."""
+        self._signs.clear()  # of a step that was not finished
         for site in sites:
             if site not in self.aside:
                 self.aside[site] = self._taken(site)
@@ -193,14 +154,21 @@ class EagerBackend:
             if round_name == "center" or site.radius == 0:
                 here.copy_(center)
                 continue
-            self._displace(site, center, round_name, _Signs(site, draw))
+            self._displace(site, center, round_name, self._signs_for(site, draw))
 
     def _displace(self, site: Site, center: Tensor, round_name: Round, signs: _Signs) -> None:
         def work(start: int, param: Tensor, nu: Tensor) -> None:
-            sides = displaced(nu, param.dtype, site.radius, signs.of(start, nu))
-            param.copy_(sides[0 if round_name == "plus" else 1])
+            t, side = signs.of(start, nu), 1 if round_name == "plus" else -1
+            param.copy_(displaced(nu, param.dtype, site.radius, t, side=side))
 
         in_slices(work, local(site.param), local(site.param), center)
+
+    def _signs_for(self, site: Site, draw: Draw) -> _Signs:
+        """A parameter's directions, kept from the first probe to the update."""
+        known = self._signs.get(site)
+        if known is None or known.draw != draw:
+            known = self._signs[site] = _Signs(site, draw)
+        return known
 
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions; those that are there stay."""
@@ -228,12 +196,13 @@ class EagerBackend:
                 self.aside[site] = self._taken(site)
             self._update(site, numbers, draw, clip)
             self.rest([site])
+            self._signs.pop(site, None)
 
     def _update(self, site: Site, rates: Rates, draw: Draw, clip: Tensor | None) -> None:
         """All but the return to the position, which is new, of one site."""
         mu, nu, old = self.aside[site], self.center(site), averages(site.state, site.group)
         sides = (site.plus, site.minus) if rates.measuring else (None, None)
-        signs = _Signs(site, draw)
+        signs = self._signs_for(site, draw)
 
         def prepared(grad: Tensor | None, like: Tensor) -> Tensor:
             if grad is None:
@@ -263,24 +232,38 @@ class EagerBackend:
 
 
 class _Signs:
-    """A parameter's directions, slice by slice."""
+    """A parameter's directions in one draw, slice by slice.
+
+    Kept are the words that they are bits of, one bit an element: an operation on the few words of
+    one slice would be mostly overhead. What is not cut has its directions kept if they are few.
+    """
 
     def __init__(self, site: Site, draw: Draw) -> None:
-        self._site, self._draw = site, draw
+        self.draw, self._site = draw, site
+        self._words: Tensor | None = None
         self._whole: Tensor | None = None
 
     def of(self, start: int, piece: Tensor) -> Tensor:
         """Those of a slice that begins at this element in memory."""
-        site, draw, here = self._site, self._draw, local(self._site.param)
+        site, here = self._site, local(self._site.param)
         if piece.numel() == here.numel():
-            return signs_of(site, draw)
+            whole = signs_of(site, self.draw) if self._whole is None else self._whole
+            self._whole = whole if here.numel() <= SLICE else None
+            return whole
         block = block_of(site.param)
         if here.is_contiguous() and block.shape[1:] == block.global_shape[1:]:
-            key = sign_key(draw.seed, draw.step, site.index)
-            row = here.numel() // max(1, block.shape[0])
-            first = block.offsets[0] * row + start
-            return run_signs(key, first, piece.numel(), piece.dtype, piece.device)
+            first = block.offsets[0] * (here.numel() // block.shape[0])
+            if self._words is None:
+                key = sign_key(self.draw.seed, self.draw.step, site.index)
+                # Far fewer operations than slices, yet temporaries no larger than theirs.
+                edges = range(first - first % 32, first + here.numel(), 8 * SLICE)
+                ends = (min(edge + 8 * SLICE, first + here.numel()) for edge in edges)
+                runs = zip(edges, ends, strict=True)
+                self._words = torch.cat([run_words(key, a, b - a, piece.device) for a, b in runs])
+            word, skip = divmod(first % 32 + start, 32)
+            words = self._words[word : word - (-(skip + piece.numel()) // 32)]
+            return signs_in(words, skip, piece.numel(), piece.dtype)
         if self._whole is None:
-            laid_out = conformed(signs_of(site, draw), here)
+            laid_out = conformed(signs_of(site, self.draw), here)
             self._whole = laid_out.as_strided((here.numel(),), (1,))
         return self._whole[start : start + piece.numel()]

@@ -120,7 +120,7 @@ def _number(column, row, dtype: tl.constexpr):
 
 @triton.jit
 def _realised(nu, radius, P: tl.constexpr, S: tl.constexpr):
-    """The rounded center and radius of low precision, as `eager.realised_radius`."""
+    """The rounded center and radius of low precision, as `realised_radius` of displacement.py."""
     center = nu.to(P).to(S)
     size = tl.abs(center)
     return center, (size + radius).to(P).to(S) - size

@@ -14,7 +14,7 @@ from ..options import HESSIANS, LIMITS
 from . import triton_kernels as source
 from .table import Goal, Launch
 
-__all__ = ["TritonKernels", "copy_"]
+__all__ = ["TritonKernels"]
 
 _DTYPES = {
     torch.float32: tl.float32,
@@ -47,92 +47,68 @@ class TritonKernels:
 
     def move(self, launch: Launch, goal: Goal, *, depart: bool, swap: bool) -> None:
         """Send parameters to a probe point or back."""
-        param, state = _dtypes(launch)
-        with _on(launch.table.device):
-            source.move_kernel[(launch.count,)](
-                launch.table,
-                launch.chunk_tensor,
-                launch.chunk_index,
-                GOAL=int(goal),
-                DEPART=depart,
-                SWAP=swap,
-                P=_DTYPES[param],
-                S=_DTYPES[state],
-                LOW=param != state,
-                PERMUTED=launch.permuted,
-                ALIGNED=launch.aligned,
-                EVEN=launch.kind.even,
-                BLOCK=launch.block,
-                num_warps=_WARPS,
-            )
+        constants = {"GOAL": int(goal), "DEPART": depart, "SWAP": swap}
+        self._launch(source.move_kernel, launch, (), constants)
 
     def update(self, launch: Launch, clip: Tensor | None) -> None:
         """Averages, step, position and probe center of every element."""
-        kind, (param, state) = launch.kind, _dtypes(launch)
-        assert kind.grad is not None
-        with _on(launch.table.device):
-            source.update_kernel[(launch.count,)](
-                launch.table,
-                launch.chunk_tensor,
-                launch.chunk_index,
-                launch.table if clip is None else clip,
-                LIMIT=LIMITS.index(kind.limit),
-                HESSIAN=HESSIANS.index(kind.hessian),
-                USE_GLASS=kind.glass,
-                MEASURING=kind.measuring,
-                MAXIMIZE=kind.maximize,
-                CLIP=clip is not None,
-                LARGEST=torch.finfo(state).max,
-                P=_DTYPES[param],
-                G=_DTYPES[kind.grad],
-                SIDE=_DTYPES[kind.side or kind.grad],
-                S=_DTYPES[state],
-                LOW=param != state,
-                PERMUTED=launch.permuted,
-                ALIGNED=launch.aligned,
-                EVEN=launch.kind.even,
-                BLOCK=launch.block,
-                MOVE_BLOCK=self.move_block,
-                num_warps=_WARPS,
-            )
+        factor = launch.table if clip is None else clip
+        constants = {"CLIP": clip is not None, "MOVE_BLOCK": self.move_block}
+        self._launch(source.update_kernel, launch, (factor,), constants)
 
     def square_sum(self, launch: Launch) -> Tensor:
         """Sum of squares of the finite gradient entries."""
-        (_, state), device = _dtypes(launch), launch.table.device
-        assert launch.kind.grad is not None
-        partial = torch.empty(launch.count, dtype=state, device=device)
-        with _on(device):
-            source.square_sum_kernel[(launch.count,)](
-                launch.table,
-                launch.chunk_tensor,
-                launch.chunk_index,
-                partial,
-                G=_DTYPES[launch.kind.grad],
-                S=_DTYPES[state],
-                ALIGNED=launch.aligned,
-                EVEN=launch.kind.even,
-                BLOCK=launch.block,
-                num_warps=_WARPS,
-            )
+        state = torch.float64 if launch.kind.param == torch.float64 else torch.float32
+        partial = torch.empty(launch.count, dtype=state, device=launch.table.device)
+        self._launch(source.square_sum_kernel, launch, (partial,), {})
         return partial.sum(dtype=torch.float64)
 
+    def _launch(
+        self, kernel: Any, launch: Launch, more: tuple[Tensor, ...], constants: dict[str, Any]
+    ) -> None:
+        """Launch a kernel on the table, the chunks and ``more``.
 
-def _dtypes(launch: Launch) -> tuple[torch.dtype, torch.dtype]:
-    """Of the parameters and of their state."""
-    param = launch.kind.param
-    return param, torch.float64 if param == torch.float64 else torch.float32
+        Triton looks every argument over at each launch, which takes longer than the launch. What
+        it made of the same ones is therefore remembered, where they are also aligned alike.
+        """
+        arguments = (launch.table, launch.chunk_tensor, launch.chunk_index, *more)
+        alike = [(tensor.dtype, tensor.data_ptr() % 16) for tensor in (launch.table, *more)]
+        key = (kernel, launch.aligned, *constants.values(), *alike)
+        device = launch.table.device
+        here: AbstractContextManager[Any] = nullcontext()
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            here = torch.cuda.device(device)  # launches go to the current one
+        with here:
+            if key in launch.memory:
+                compiled, rest = launch.memory[key]
+                compiled[launch.count, 1, 1](*arguments, *rest)
+                return
+            constants = {**_constants(launch), **constants}
+            rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+            compiled = kernel[(launch.count,)](*arguments, *rest, num_warps=_WARPS)
+            if compiled is not None:  # as it is in the interpreter
+                launch.memory[key] = compiled, rest
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Where launches must be made from: the current device may be another."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
-
-
-def copy_(target: Tensor, array: np.ndarray) -> None:
-    """Copy an array into a tensor of its size, on whatever device, without waiting for it."""
-    host = torch.from_numpy(array)
-    if target.device.type == "cuda":
-        host = host.pin_memory()  # torch gives out such memory again once the copy is over
-    target.copy_(host, non_blocking=True)
+def _constants(launch: Launch) -> dict[str, Any]:
+    """What the kernels are compiled for, of all that they ask for."""
+    kind = launch.kind
+    state = torch.float64 if kind.param == torch.float64 else torch.float32
+    grad = kind.grad or kind.param
+    return {
+        "LIMIT": LIMITS.index(kind.limit) if kind.limit else 0,
+        "HESSIAN": HESSIANS.index(kind.hessian),
+        "USE_GLASS": kind.glass,
+        "MEASURING": kind.measuring,
+        "MAXIMIZE": kind.maximize,
+        "LARGEST": torch.finfo(state).max,
+        "P": _DTYPES[kind.param],
+        "G": _DTYPES[grad],
+        "SIDE": _DTYPES[kind.side or grad],
+        "S": _DTYPES[state],
+        "LOW": kind.param != state,
+        "PERMUTED": launch.permuted,
+        "ALIGNED": launch.aligned,
+        "EVEN": kind.even,
+        "BLOCK": launch.block,
+    }

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Backend, Backends, Round
-from ..kernels.eager import EagerBackend, signs_of
+from ..kernels.eager import EagerBackend
 from ..options import check_model, check_parameter, prepare_gradients_
 from ..probe import BufferWatch, Probe
 from ..sharding import local, reshard
-from ..site import Draw, Site, state_dtype
+from ..site import Draw, Site, signs_of, state_dtype
 from ..warning import warn
 
 __all__ = ["Visit", "excursion", "grid_radius", "named_parameters", "sites_of"]

@@ -40,6 +40,8 @@ def glass_curvature(glass_density: Tensor, grad: Tensor, eps: float = 0.0) -> Te
     tensor([0., 3.])
     """
     hg = GLASS_CURVATURE_FACTOR * glass_density / (grad.abs() + eps)
+    if eps >= torch.finfo(hg.dtype).tiny:
+        return hg  # nothing was divided by zero
     return torch.where(glass_density == 0, 0.0, hg)
 
 
@@ -56,8 +58,9 @@ def total_curvature(glass_curvature: Tensor, hess: Tensor, eps: float = 0.0) -> 
     tensor([3., 4., 8.])
     """
     hg, h = glass_curvature, hess
-    root = (2 * hg).sqrt() * (hg / 2 + h).sqrt()
-    return hg + h + torch.where(hg == 0, 0.0, root) + eps
+    # Where h is infinite, so is its summand; the root must not make NaN of it without glass.
+    root = (2 * hg).sqrt() * (hg / 2 + h).sqrt().clamp(max=torch.finfo(hg.dtype).max)
+    return hg + h + root + eps
 
 
 @checked(grad=FINITE, glass_density=NONNEGATIVE, hess=NONNEGATIVE, eps=NONNEGATIVE)

@@ -1,0 +1,383 @@
+"""However a step is driven, and whatever is replaced between two: kernels do as the oracle does."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aliceopt import Alice
+from aliceopt.kernels.backend import MultiTensorBackend
+from aliceopt.kernels.native import CpuKernels
+from cpu_cases import DTYPES, assert_same, everything, needs_compiler, quadratic, run
+
+pytestmark = needs_compiler
+bits = pytest.mark.usefixtures("exact_roots")
+
+
+@bits
+def test_loops_and_plain_backwards_are_as_in_the_oracle() -> None:
+    """Parameters are back at their positions before such a step begins."""
+
+    def drive(name: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(n)) for n in (3000, 20, 7)]
+        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        for _ in range(4):
+            for _ in optimizer.evaluations():
+                sum((p**2).sum() for p in params).backward()
+            optimizer.step()
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum((p**2).sum() for p in params).backward()
+            optimizer.step()
+        return everything(optimizer)
+
+    assert_same(drive)
+
+
+@bits
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scaled_gradients_are_as_in_the_oracle(dtype: torch.dtype) -> None:
+    """Those of half precision are unscaled in float32: three dtypes in one update."""
+
+    def drive(name: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(40).to(dtype)) for _ in range(2)]
+        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        for _ in range(4):
+            for _ in optimizer.evaluations(scaler=scaler):
+                scaler.scale(sum((p.float() ** 4).sum() for p in params)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return everything(optimizer)
+
+    assert_same(drive)
+
+
+@bits
+def test_groups_with_options_of_their_own_and_groups_that_come_later() -> None:
+    """Everything that kernels are compiled for differs between them, in one launch each."""
+
+    def drive(name: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(30 + i)) for i in range(12)]
+        groups = [
+            {"params": params[0:2], "limit": "fixed", "hessian": "rms"},
+            {"params": params[2:4], "glass": False, "maximize": True, "lr": 0.3},
+            {"params": params[4:6], "hessian": "none", "glass": False},
+            {"params": params[6:8], "lr": 0.02, "weight_decay": 0.1},
+        ]
+        optimizer = Alice(groups, lr=1e-2, quick_steps=1, implementation=name)
+        for step in range(6):
+            if step == 3:
+                optimizer.add_param_group({"params": params[8:10], "hessian": "signed"})
+            if step == 4:
+                optimizer.param_groups[0]["params"].append(params[10])
+            if step == 5:
+                optimizer.param_groups[0]["hessian"] = "abs"
+            optimizer.step(quadratic(params[:11]))
+        return everything(optimizer)
+
+    assert_same(drive)
+
+
+@bits
+@pytest.mark.parametrize("quick_steps", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_terms_may_be_switched_on_and_off_in_mid_training(
+    dtype: torch.dtype, quick_steps: int
+) -> None:
+    """A state gets its new entries between departure and update: both must know."""
+
+    def drive(name: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(50).to(dtype)) for _ in range(3)]
+        options = {"hessian": "none", "glass": False, "quick_steps": quick_steps}
+        optimizer = Alice(params, lr=1e-2, implementation=name, **options)
+        found = []
+        for change in ({}, {"hessian": "abs"}, {"glass": True}, {"hessian": "none"}):
+            optimizer.param_groups[0].update(change)
+            for _ in range(quick_steps + 2):
+                optimizer.step(quadratic(params))
+            found += everything(optimizer)
+        return found
+
+    assert_same(drive)
+
+
+def replacements() -> list[Callable[[Alice, nn.Parameter], None]]:
+    """What users and their tools do to a parameter or its state between two steps."""
+
+    def storage(optimizer: Alice, param: nn.Parameter) -> None:
+        param.data = param.data.clone() + 1
+
+    def entry(optimizer: Alice, param: nn.Parameter) -> None:
+        optimizer.state[param]["hess"] = optimizer.state[param]["hess"] * 2
+
+    def entry_laid_out_otherwise(optimizer: Alice, param: nn.Parameter) -> None:
+        center = optimizer.state[param]["probe_center"]
+        optimizer.state[param]["probe_center"] = center.t().contiguous().t()
+
+    def state(optimizer: Alice, param: nn.Parameter) -> None:
+        optimizer.state[param] = copy.deepcopy(optimizer.state[param])
+
+    def no_state(optimizer: Alice, param: nn.Parameter) -> None:
+        del optimizer.state[param]
+
+    def layout(optimizer: Alice, param: nn.Parameter) -> None:
+        param.data = param.data.t().contiguous().t()
+
+    def gaps(optimizer: Alice, param: nn.Parameter) -> None:
+        param.data = torch.stack([param.data, param.data], -1)[..., 0]
+
+    def turned_in_place(optimizer: Alice, param: nn.Parameter) -> None:
+        param.data = param.data.t()
+
+    def memory_given_back(optimizer: Alice, param: nn.Parameter) -> None:
+        values, param.data = param.data.clone(), torch.empty(0)
+        param.data = torch.empty_strided((40, 40), (1, 40), dtype=values.dtype).copy_(values)
+
+    def checkpoint(optimizer: Alice, param: nn.Parameter) -> None:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    def edited(optimizer: Alice, param: nn.Parameter) -> None:
+        with torch.no_grad():
+            param.mul_(1.5)
+
+    changes = [storage, entry, entry_laid_out_otherwise, state, no_state, layout, gaps]
+    changes += [turned_in_place, memory_given_back, checkpoint, edited, layout, storage]
+    return changes
+
+
+@bits
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("change", [None, *replacements()], ids=lambda c: getattr(c, "__name__", c))
+def test_what_is_replaced_between_steps_is_found(dtype: torch.dtype, change: Any) -> None:
+    """Storage, entries of a state, whole states, memory layouts, checkpoints; None: all in turn."""
+
+    def drive(name: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(40, 40).to(dtype)) for _ in range(3)]
+        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        optimizer.step(quadratic(params))
+        found = []
+        for each in [change] if change else replacements():
+            each(optimizer, params[1])
+            for _ in range(3):
+                optimizer.step(quadratic(params))
+            found += everything(optimizer)
+        return found
+
+    assert_same(drive)
+
+
+@bits
+@pytest.mark.parametrize("evaluation", range(1, 8))
+def test_a_layout_may_change_in_the_middle_of_a_step(evaluation: int) -> None:
+    """``model.to(memory_format=...)`` inside a closure: the other points are still visited."""
+
+    def drive(name: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(4, 3, 2, 2)) for _ in range(2)]
+        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        seen: list[Tensor] = []
+
+        def closure() -> None:
+            seen.extend(p.detach().clone() for p in params)
+            if len(seen) == 2 * evaluation:
+                params[0].data = params[0].data.to(memory_format=torch.channels_last)
+            quadratic(params)()
+
+        for _ in range(4):
+            optimizer.step(closure)
+        return [*seen, *everything(optimizer)]
+
+    assert_same(drive)
+
+
+@bits
+@pytest.mark.parametrize("evaluation", range(1, 8))
+def test_a_layout_may_change_in_a_step_that_fails_and_change_back(evaluation: int) -> None:
+    """What was noted of the failed step is not taken for true in the next ones."""
+
+    def drive(name: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(4, 3, 2, 2)) for _ in range(2)]
+        params.append(nn.Parameter(torch.randn(5).bfloat16()))
+        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        count = itertools.count(1)
+
+        def closure() -> None:
+            quadratic(params)()
+            if next(count) == evaluation:
+                params[0].data = params[0].data.to(memory_format=torch.channels_last)
+                raise KeyError
+
+        found = []
+        for _ in range(4):
+            try:
+                optimizer.step(closure)
+            except KeyError:
+                found += everything(optimizer)
+                with torch.no_grad():
+                    for p in params:
+                        p.data = 2 * p.data.contiguous()
+            found += everything(optimizer)
+        return found
+
+    assert_same(drive)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in place", "elsewhere"])
+@pytest.mark.parametrize("implementation", ["compiled", "eager"])
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+def test_a_parameter_of_another_size_is_refused(
+    implementation: str, quick: bool, moved: bool
+) -> None:
+    """Before anything is written beyond its end, or to the others."""
+    whole, grads = torch.randn(600), torch.ones(600)
+    params = [nn.Parameter(torch.randn(50)), nn.Parameter(whole.clone() if moved else whole)]
+    optimizer = Alice(params, lr=0.01, quick_steps=1, implementation=implementation)
+
+    def closure() -> None:
+        for p in params:
+            p.grad = grads[: p.numel()]  # whoever reads too far still reads what is there
+
+    for _ in range(3 if quick else 2):
+        optimizer.step(closure)
+    params[1].data = whole[:300]
+    before = [whole.clone(), params[0].detach().clone()]
+    with pytest.raises(RuntimeError):
+        optimizer.step(closure)
+    assert torch.equal(before[0], whole)
+    assert torch.equal(before[1], params[0].detach())
+
+
+def test_a_pass_is_one_call_whatever_the_number_of_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A measuring step departs, moves twice and updates; a quick one departs and updates."""
+    calls: list[str] = []
+    for name in ("move", "update"):
+        original = getattr(CpuKernels, name)
+
+        def counting(*args: Any, name: str = name, original: Any = original, **kwargs: Any) -> None:
+            calls.append(name)
+            original(*args, **kwargs)
+
+        monkeypatch.setattr(CpuKernels, name, counting)
+    for count in (1, 30):
+        params = [nn.Parameter(torch.randn(48 + 4 * i)) for i in range(count)]
+        optimizer = Alice(params, lr=0.01, quick_steps=1, implementation="compiled")
+        for _ in range(2):
+            optimizer.step(quadratic(params))
+        calls.clear()
+        optimizer.step(quadratic(params))
+        assert calls == ["move", "move", "move", "update"]
+        calls.clear()
+        optimizer.step(quadratic(params))
+        assert calls == ["move", "update"]
+
+
+@bits
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    """Also if it changes between steps."""
+    threads, found = torch.get_num_threads(), []
+    try:
+        for numbers in ([1] * 5, [3] * 5, [1, 2, 3, 4, 2]):
+            params = [nn.Parameter(torch.linspace(-1, 1, n)) for n in (70_000, 100, 40_001)]
+            optimizer = Alice(params, lr=0.01, quick_steps=1, implementation="compiled")
+            for number in numbers:
+                torch.set_num_threads(number)
+                optimizer.step(quadratic(params))
+            found.append(everything(optimizer))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_the_random_state_is_neither_read_nor_changed() -> None:
+    """By making the kernels and by running them."""
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        params = [nn.Parameter(torch.linspace(-1, 1, 50))]
+        optimizer = Alice(params, lr=0.01, quick_steps=1, implementation="compiled")
+        for _ in range(3):
+            optimizer.step(quadratic(params))
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append(params[0].detach())
+    assert torch.equal(*found)
+
+
+def test_the_kernels_really_ran() -> None:
+    """So that the tests above compare two things."""
+    run_ = run("compiled", torch.float32, 2)
+    backend = run_.optimizer._backends.split(list(run_.optimizer.sites))[0][0]
+    assert isinstance(backend, MultiTensorBackend)
+    assert isinstance(backend.kernels, CpuKernels)
+    plan = backend.plan(run_.optimizer.sites)
+    # Left to the oracle: the empty one, six runs of memory, gaps.
+    assert [i for i, usable in enumerate(plan.usable) if not usable] == [6, 11, 12]
+
+
+# ---- what was wrong once -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", ["compiled", "eager"])
+@pytest.mark.parametrize(
+    ("option", "value"), [("lr", float("nan")), ("betas", (1, 0.9)), ("eps", -1.0)], ids=str
+)
+def test_a_step_after_a_plain_backward_checks_edited_options(
+    implementation: str, option: str, value: Any
+) -> None:
+    """As one with a closure does: refused, and nothing has changed but back with the option."""
+    params = [nn.Parameter(torch.linspace(-1, 1, 20))]
+    optimizer = Alice(params, quick_steps=1, implementation=implementation)
+    for _ in range(2):
+        optimizer.step(quadratic(params))
+    before, group = everything(optimizer), optimizer.param_groups[0]
+    counts = [group[name] for name in ("cadence", "full_count", "quick_count")]
+    good, group[option] = group[option], value
+    quadratic(params)()
+    with pytest.raises(ValueError, match=option):
+        optimizer.step()
+    assert all(map(torch.equal, before, everything(optimizer)))
+    assert counts == [group[name] for name in ("cadence", "full_count", "quick_count")]
+    group[option] = good
+    quadratic(params)()
+    optimizer.step()
+    assert all(t.isfinite().all() for t in everything(optimizer))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in Triton's interpreter
+@pytest.mark.parametrize("implementation", ["eager", "compiled", "triton"])
+@pytest.mark.parametrize("size", [1e36, 1e37, 1e38, 3e38])
+def test_the_signed_hessian_stays_finite(implementation: str, size: float) -> None:
+    """Gradients near the largest number, of alternating sign: infinities would add up to NaN."""
+    if implementation == "triton":
+        pytest.importorskip("triton")
+    param = nn.Parameter(torch.linspace(-1, 1, 12))
+    optimizer = Alice(
+        [param], lr=0.01, quick_steps=0, hessian="signed", implementation=implementation
+    )
+    signs = torch.tensor([1.0, -1.0] * 6)
+    values = iter([size, -size, 0.0, -size, size, 0.0, size, -size, 0.0])
+
+    def closure() -> None:
+        param.grad = next(values) * signs
+
+    for _ in range(3):
+        optimizer.step(closure)
+        assert param.isfinite().all()
+        assert optimizer.state[param]["hess"].isfinite().all()
+        assert optimizer.state[param]["probe_center"].isfinite().all()
