@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -317,3 +318,43 @@ def test_two_optimizers_may_share_one_scaler():
     assert same(values(a_model), before)
     assert counts(a) == (0, 0, 0)
     assert counts(b) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("driven", ["closure", "loop", "validated"])
+def test_autocast_may_stand_around_the_step(driven):
+    """Its cache of cast weights must not outlive a move: the same training as with it inside."""
+
+    def trained(around: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        x, y = torch.randn(32, 8), torch.randn(32, 1)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        optimizer = Alice(model.parameters(), lr=1e-2, quick_steps=1, model=model)
+        autocast = [torch.autocast("cpu", dtype=torch.bfloat16, enabled=on) for on in (True, False)]
+        outer, inner = autocast if around else autocast[::-1]
+
+        def closure() -> torch.Tensor:
+            with nullcontext() if around else inner:
+                loss = ((model(x).float() - y) ** 2).mean()
+            loss.backward()
+            return loss
+
+        found = []
+        with outer:
+            for _ in range(4):
+                if driven == "loop":
+                    for _ in optimizer.evaluations():
+                        closure()
+                    optimizer.step()
+                else:
+                    optimizer.step(closure)
+                if driven == "validated":
+                    with torch.no_grad(), nullcontext() if around else inner:
+                        found.append(model(x).float())
+        state = [
+            optimizer.state[p][name] for p in model.parameters() for name in ("hess", "grad_avg")
+        ]
+        assert all(s.any() for s in state)
+        return [*model.parameters(), *state, *found]
+
+    for a, b in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(a, b)

@@ -188,6 +188,7 @@ class Probe:
                 backend.depart(sites, round_name, self.draw)
             else:
                 backend.move(sites, round_name, self.draw)
+        torch.clear_autocast_cache()  # casts of weights that were elsewhere, if autocast is outside
         if self._distributed:
             check_seen((site.param for site in self.sites), self.model)
         if round_name != "center":
@@ -229,6 +230,7 @@ class Probe:
             reshard(self.model)
         for backend, sites in self._divided:
             backend.rest(sites)
+        torch.clear_autocast_cache()
         self.at_rest = True
 
     def finish(self, *, watching: bool = True) -> None:
@@ -276,6 +278,7 @@ class Probe:
             if sites:
                 factor = clip.get(local(sites[0].param).device) if clip else None
                 backend.update(sites, there, self.draw, factor)
+        torch.clear_autocast_cache()
         self.at_rest = True
 
     def cancel(self) -> None:
