@@ -197,6 +197,8 @@ class Alice(Optimizer):
             return self._step_with(closure)
         if self._probe is not None and not self._probe.finished:
             self._drop_probe()
+        if self._probe is not None:
+            self._bind()
         check_scaler(self, self._probe, scaled=scaled)
         if scaled and bool(self.found_inf):
             self._drop_probe()
@@ -282,8 +284,11 @@ class Alice(Optimizer):
         return self.sites, full, Draw(self._shared("seed"), steps)
 
     def _bind(self) -> None:
+        """Follow whatever was replaced, also since a loop whose step is yet to come."""
         if self.sites.bind(self.param_groups, self.state):
             self._backends.forget()
+            if self._probe is not None:
+                self._probe.follow(self.sites)
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""
@@ -348,12 +353,15 @@ class Alice(Optimizer):
 
     def telemetry(self, depth: int = 1, blocks: Blocks | None = None) -> Telemetry:
         """What the last step did, per group and per block; see `aliceopt.telemetry.measure`."""
-        self._bind()
+        if self._probe is None or self._probe.at_rest:  # those of a step under way are bound
+            self._bind()
         return measure(self, self.sites, depth=depth, blocks=blocks)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit; puts the parameters back at mu first."""
         self._settle()
+        self._bind()
+        self.sites.publish()
         return super().state_dict()
 
     def _settle(self) -> None:

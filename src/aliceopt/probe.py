@@ -168,6 +168,13 @@ class Probe:
             mine = {id(site.param) for site in self.sites}
             self._others = [p for p in self.model.parameters() if id(p) not in mine]
 
+    def follow(self, sites: Iterable[Site]) -> None:
+        """At rest, go on with those of these sites that it has, wherever they are by now."""
+        there = set(sites)
+        self.sites = [site for site in self.sites if site in there]
+        self._divided = self.backends.split(self.sites)
+        self._center = []
+
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The evaluations of this step, in order."""

@@ -36,7 +36,8 @@ def clip_factors(
         return {}
     home = next(iter(squares))
     total = torch.stack([square.to(home) for square in squares.values()]).sum()
-    factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    bound = torch.as_tensor(limit, dtype=total.dtype, device=total.device).reshape(())
+    factor = (bound / (total.sqrt() + 1e-6)).clamp(max=1.0)
     return {device: factor.to(device) for device in squares}
 
 

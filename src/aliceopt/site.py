@@ -112,10 +112,18 @@ def state_dtype(param: Tensor) -> torch.dtype:
 def _everything(
     groups: Sequence[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
 ) -> list[Any]:
-    """Whatever somebody might have replaced."""
-    params = chain.from_iterable(group["params"] for group in groups)
+    """Whatever somebody might have replaced or put elsewhere."""
+    params = chain.from_iterable((group, *group["params"]) for group in groups)
     held = chain.from_iterable(map(dict.values, states.values()))
-    return [*groups, *params, *states.values(), *held]
+    return [*params, *states, *states.values(), *held]
+
+
+def _has_terms(site: Site) -> bool:
+    """Whether the state has what it was fitted for; somebody may have taken it out."""
+    glass, hessian = site.fitted_for or (False, "none")
+    return (not glass or "glass_density" in site.state) and (
+        hessian == "none" or "hess" in site.state
+    )
 
 
 class _Chosen(NamedTuple):
@@ -169,10 +177,13 @@ class Sites(Sequence[Site]):
             self._rebuild(params)
         for site, (param, group) in zip(self, params, strict=True):
             site.group, state = group, states.get(param)
-            if state is not site.state and (state or site.rates is not None):
+            emptied = site.rates is not None and not state
+            if emptied or (state is not site.state and state):
                 site.state, site.rates, site.fitted_for = state or {}, None, None
             if site.state:
                 self._adopt(site)
+                if not _has_terms(site):
+                    site.fitted_for = None
         self._bound = _everything(groups, states)
         return True
 
@@ -194,6 +205,12 @@ class Sites(Sequence[Site]):
             if site.state.get(name) is not view:
                 view.copy_(site.state.get(name, torch.zeros(())))
                 site.state[name] = view
+
+    def publish(self) -> None:
+        """Have the counters in the states right, also where somebody gave them other memory."""
+        for site in self._sites:
+            for row, name in enumerate(COUNTERS if site.state else ()):
+                site.state[name].fill_(self._numbers[row, site.index])
 
     def begin(self, radii: Mapping[int, float]) -> None:
         """Forget the last step's findings; ``radii``, by the group's id, if this one measures."""

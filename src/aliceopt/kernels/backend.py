@@ -39,11 +39,12 @@ class Backends:
         self.keeper = Keeper()
         self._made: dict[torch.device, Backend] = {}
         self._given: dict[torch.device, Backend] = {}
+        self._first: torch.device | None = None
         self._last: tuple[list[Site], list[tuple[Backend, list[Site]]]] = [], []
 
     def split(self, sites: list[Site]) -> list[tuple[Backend, list[Site]]]:
         """The sites of each device with the backend that serves it."""
-        if sites == self._last[0]:
+        if sites == self._last[0] and (not sites or sites[0].param.device == self._first):
             return self._last[1]
         from .choice import make
 
@@ -56,6 +57,7 @@ class Backends:
                 self._made[device] = make(self.implementation, device, count)
         found = [(self._made[device], there) for device, there in by_device.items()]
         self._last = list(sites), found
+        self._first = sites[0].param.device if sites else None
         return found
 
     def serve(self, backend: Backend, device: torch.device | str = "cpu") -> None:
@@ -121,6 +123,7 @@ class MultiTensorBackend:
         if any(radii):
             modes[(modes == SWAPPED) & (np.asarray(radii) > 0)] = ASIDE
             self._take_room(plan, columns[modes == ASIDE])
+        if any(radii) or plan.displaced:
             plan.write_numbers(sites, columns, draw)
         plan.modes[columns] = modes
         self._move(plan, columns, _GOALS[round_name], depart=True)

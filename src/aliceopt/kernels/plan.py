@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..layout import is_dense, memory_order
 from ..sharding import local
-from ..site import Draw, Site
+from ..site import Draw, Site, state_dtype
 from ..topography import Rates
 from .table import DIMS, Kind, Launch, Row
 
@@ -28,6 +28,8 @@ _STATE = {
     "hess": Row.HESS,
     "position": Row.MASTER,
 }
+
+_NEEDED = ("probe_center", "grad_avg", "grad_sq")
 
 WORTH_A_LAUNCH = 1 << 25
 """Elements from which on those of even size get a launch of their own, which is the faster one."""
@@ -67,6 +69,7 @@ class Plan:
         self.strides = [param.stride() for param in params]
         self.sizes = [param.numel() for param in params]
         self.dtypes = [param.dtype for param in params]
+        self._kinds = [(param.dtype, param.shape) for param in params]
         self.low = np.asarray([site.low_precision for site in self.sites])
         self.any_low = bool(self.low.any())
         self._memory = np.zeros((len(self.sites), Row.ROWS), dtype=np.int64)
@@ -81,6 +84,7 @@ class Plan:
         self.modes = np.full(len(self.sites), HOME)
         self.away = np.where(self.low, MASTER, SWAPPED)
         """Modes of those that go no further than the center."""
+        self.displaced = False  # whether a radius in the table may be positive
         self._stood: tuple[bytes, bytes] | None = None
         self.aside = np.zeros(len(self.sites), dtype=np.int64)
         self.usable = np.zeros(len(self.sites), dtype=bool)
@@ -143,17 +147,22 @@ class Plan:
     def refresh(self, *, states: bool = True) -> bool:
         """Where parameters and their ``states`` are now; False if a parameter's layout changed.
 
-        A state may have got more entries; where one was replaced, the whole plan is.
+        A state may have got more entries. Where one was replaced, the whole plan is, by the next
+        `Sites.bind`.
         """
         params = self.params()
-        # Of a tensor without gaps, strides and number of elements say the shape.
         if list(map(Tensor.stride, params)) != self.strides:
             return False
         if list(map(Tensor.numel, params)) != self.sizes:
             return False
         addresses = list(map(Tensor.data_ptr, params))
         if addresses != self._addresses:
-            if [param.dtype for param in params] != self.dtypes:
+            if {param.device for param in params} != {self.device}:
+                raise RuntimeError(
+                    f"parameters have left {self.device} in mid-training: build a new optimizer "
+                    "where they are, and load this one's state_dict"
+                )
+            if [(param.dtype, param.shape) for param in params] != self._kinds:
                 return False
             self._stood = self._sent = None
             self.host[Row.PARAM] = self._addresses = addresses
@@ -166,6 +175,7 @@ class Plan:
         there = map(local, self._placed) if self._sharded else self._placed
         addresses = list(map(Tensor.data_ptr, there))
         if addresses != self._state_addresses:
+            self._look_again()  # what lies elsewhere may lie there otherwise
             self._stood = self._sent = None
             self._memory.reshape(-1)[self._places] = self._state_addresses = addresses
         return True
@@ -181,20 +191,23 @@ class Plan:
         self._places = np.asarray([place for place, _ in held], dtype=np.int64)
         self._placed = [tensor for _, tensor in held]
         self._state_addresses, self._sent = [], None
-        self.host[Row.CENTER] = 0
+        self.host[list(_STATE.values())] = 0
         self.usable = np.asarray([self._is_usable(i) for i in range(len(self.sites))])
         self.all_usable = bool(self.usable.all())
 
     def _is_usable(self, i: int) -> bool:
-        """Dense, of a dtype the kernels know, with a state laid out alike."""
-        state, dtype = self.sites[i].state, self.dtypes[i]
-        if not self._dense[i] or "probe_center" not in state:
+        """Dense, of a dtype the kernels know, with a state laid out alike, in state precision."""
+        site, dtype = self.sites[i], self.dtypes[i]
+        state, state_is = site.state, (state_dtype(site.param), self.device)
+        if not self._dense[i] or not all(name in state for name in _NEEDED):
             return False
         if not self._kernels.supports(dtype) or (self.low[i] and "position" not in state):
             return False
         there = [local(state[name]) for name in _STATE if name in state]
         layout = (self.shapes[i], self.strides[i])
-        return all((tensor.shape, tensor.stride()) == layout for tensor in there)
+        return all(
+            (t.shape, t.stride()) == layout and (t.dtype, t.device) == state_is for t in there
+        )
 
     def stand(self) -> None:
         """Where mu and nu are to be found, as ``modes`` say; nu is mu where there is no state."""
@@ -277,7 +290,9 @@ class Plan:
     ) -> None:
         """Put this step's numbers of these sites into the table."""
         self._sent = None
-        write_numbers(self.host, columns, [site.radius for site in sites], draw, rates)
+        radii = [site.radius for site in sites]
+        self.displaced = self.displaced or any(radii)
+        write_numbers(self.host, columns, radii, draw, rates)
 
     def _cut(
         self,
