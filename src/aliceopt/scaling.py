@@ -20,7 +20,7 @@ __all__ = ["check_scaler", "clip_factors", "poison_center_", "refuse_scaled", "u
 
 
 def clip_factors(
-    divided: Sequence[tuple[Backend, Sequence[Site]]], limit: float
+    divided: Sequence[tuple[Backend, Sequence[Site]]], limit: float | Tensor
 ) -> dict[torch.device, Tensor]:
     """``min(1, limit / norm)`` on every device, for the global norm of all ``.grad``.
 
@@ -36,7 +36,7 @@ def clip_factors(
         return {}
     home = next(iter(squares))
     total = torch.stack([square.to(home) for square in squares.values()]).sum()
-    bound = torch.as_tensor(limit, dtype=total.dtype, device=total.device).reshape(())
+    bound = limit.reshape(()).to(total) if isinstance(limit, Tensor) else limit
     factor = (bound / (total.sqrt() + 1e-6)).clamp(max=1.0)
     return {device: factor.to(device) for device in squares}
 
