@@ -195,10 +195,8 @@ class Alice(Optimizer):
             if isinstance(closure, CapturedStep):
                 return closure.replay(self)
             return self._step_with(closure)
-        if self._probe is not None and not self._probe.finished:
-            self._drop_probe()
         if self._probe is not None:
-            self._bind()
+            self._bind() if self._probe.finished else self._drop_probe()
         check_scaler(self, self._probe, scaled=scaled)
         if scaled and bool(self.found_inf):
             self._drop_probe()
@@ -292,10 +290,8 @@ class Alice(Optimizer):
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""
-        if self._probe is not None and self._probe.finished:
-            self._probe.settle()
-        elif self._probe is not None:
-            self._probe.cancel()
+        if self._probe is not None:
+            self._probe.settle() if self._probe.finished else self._probe.cancel()
         self._probe = None  # last: an interrupted cancel is taken up again
 
     def _watch_buffers(self, probe: Probe) -> BufferWatch | None:
@@ -334,7 +330,7 @@ class Alice(Optimizer):
             )
         sites.begin({})
         given = [site for site in sites if site.param.grad is not None]
-        return Probe(given, Draw(0, 0), full=False, backends=self._backends)
+        return Probe(given, Draw(0, 0), False, self._backends)
 
     def _commit(self, updated: Sequence[Site], rates: Sequence[Rates], *, full: bool) -> None:
         """Count a step that these sites were updated by."""
@@ -391,8 +387,8 @@ class Alice(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        mine = ("model", "implementation", "_warned")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in mine}}
+        mine = {name: getattr(self, name) for name in ("model", "implementation", "_warned")}
+        return {**super().__getstate__(), **mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
