@@ -121,9 +121,8 @@ class Keeper:
         for dtype in {grad.dtype for grad in grads}:
             # All copies of a kind made and filled in one call; there may be hundreds.
             mine = [i for i, grad in enumerate(grads) if grad.dtype == dtype]
-            for i, copy in zip(
-                mine, torch._foreach_mul([grads[i] for i in mine], 1.0), strict=True
-            ):
+            copies = torch._foreach_mul([grads[i] for i in mine], 1.0)
+            for i, copy in zip(mine, copies, strict=True):
                 kept[i] = copy
         return kept
 

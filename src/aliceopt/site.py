@@ -21,7 +21,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,7 +142,8 @@ class Sites(Sequence[Site]):
     """A site for every parameter, the same from step to step, and all counters in one place.
 
     The counters in a state are views of one tensor, so that a step reads and advances them all at
-    once; whoever replaces one in a state is found out by `bind`.
+    once. Whoever replaces one in a state is found out by `bind`; whoever only gives it other memory
+    finds it right again after `publish`.
     """
 
     def __init__(self) -> None:
@@ -235,8 +236,8 @@ class Sites(Sequence[Site]):
         if updating != self._chosen.sites or terms != self._chosen.terms:
             self._choose(updating, terms)
         counters = self._numbers[:, self._chosen.columns].tolist()
-        measures = [site.radius > 0 for site in updating] if measuring else repeat(False)
-        keys = list(zip(self._chosen.groups, *counters, measures))  # noqa: B905
+        measures = [measuring and site.radius > 0 for site in updating]
+        keys = list(zip(self._chosen.groups, *counters, measures, strict=True))
         alike = keys.count(keys[0]) == len(keys) if keys else True
         known = {
             key: rates(groups[key[0]], int(key[1]) + 1, key[2], measuring=key[3])

@@ -30,6 +30,7 @@ _STATE = {
 }
 
 _NEEDED = ("probe_center", "grad_avg", "grad_sq")
+"""What no update can do without."""
 
 WORTH_A_LAUNCH = 1 << 25
 """Elements from which on those of even size get a launch of their own, which is the faster one."""
@@ -69,7 +70,6 @@ class Plan:
         self.strides = [param.stride() for param in params]
         self.sizes = [param.numel() for param in params]
         self.dtypes = [param.dtype for param in params]
-        self._kinds = [(param.dtype, param.shape) for param in params]
         self.low = np.asarray([site.low_precision for site in self.sites])
         self.any_low = bool(self.low.any())
         self._memory = np.zeros((len(self.sites), Row.ROWS), dtype=np.int64)
@@ -162,23 +162,22 @@ class Plan:
                     f"parameters have left {self.device} in mid-training: build a new optimizer "
                     "where they are, and load this one's state_dict"
                 )
-            if [(param.dtype, param.shape) for param in params] != self._kinds:
+            kinds = [(param.dtype, param.shape) for param in params]
+            if kinds != list(zip(self.dtypes, self.shapes, strict=True)):
                 return False
             self._stood = self._sent = None
             self.host[Row.PARAM] = self._addresses = addresses
         entries = sum(map(len, self._states))
-        if entries != self._entries:
-            self._look_again()
-            self._entries = entries
-        elif not states:
+        if entries == self._entries and (not states or self._found() == self._state_addresses):
             return True
-        there = map(local, self._placed) if self._sharded else self._placed
-        addresses = list(map(Tensor.data_ptr, there))
-        if addresses != self._state_addresses:
-            self._look_again()  # what lies elsewhere may lie there otherwise
-            self._stood = self._sent = None
-            self._memory.reshape(-1)[self._places] = self._state_addresses = addresses
+        self._look_again()  # what lies elsewhere may lie there otherwise
+        self._entries = entries
         return True
+
+    def _found(self) -> list[int]:
+        """Where the states' tensors are."""
+        there = map(local, self._placed) if self._sharded else self._placed
+        return list(map(Tensor.data_ptr, there))
 
     def _look_again(self) -> None:
         """Find out who has which tensors in its state, and whom the kernels can take."""
@@ -190,8 +189,9 @@ class Plan:
         ]
         self._places = np.asarray([place for place, _ in held], dtype=np.int64)
         self._placed = [tensor for _, tensor in held]
-        self._state_addresses, self._sent = [], None
+        self._stood = self._sent = None
         self.host[list(_STATE.values())] = 0
+        self._memory.reshape(-1)[self._places] = self._state_addresses = self._found()
         self.usable = np.asarray([self._is_usable(i) for i in range(len(self.sites))])
         self.all_usable = bool(self.usable.all())
 
