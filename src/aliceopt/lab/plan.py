@@ -62,9 +62,10 @@ def experiment_plan(
     name: str,
     scale: str = "lab",
     *,
-    seeds: int | None = None,
+    seeds: int | list[int] | None = None,
     sets: Iterable[str] = (),
     methods: Iterable[str] | None = None,
+    precision: str | None = None,
     root: Path | None = None,
     read: bool = True,
 ) -> Plan:
@@ -77,6 +78,8 @@ def experiment_plan(
         _apply(settings, change)
     if seeds is not None:
         settings["seeds"] = seeds
+    if precision is not None:
+        settings["train"]["precision"] = precision
     chosen = choose(settings["methods"], methods, "method")
     if not chosen:
         raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")
