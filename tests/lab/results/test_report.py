@@ -80,6 +80,16 @@ def test_a_study_has_finding_table_figures_and_how_it_was_run(tmp_path: Path) ->
     assert "not tuned: each method's usual one" in page.text
 
 
+def test_the_precision_stands_under_every_table(tmp_path: Path) -> None:
+    """Between each table and whatever comes after it."""
+    study(tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    _, *after = text.split("</table>")
+    assert len(after) == 4
+    for rest in after:
+        assert "Precision: float32." in rest.split("</section>")[0].split("<table")[0]
+
+
 def test_it_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     """No address but its own data; the policy forbids others."""
     page = study(tmp_path)
