@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -30,6 +31,11 @@ __all__ = ["Watcher", "cores", "execute", "outstanding"]
 Watcher = Callable[[Progress], None]
 """Somebody who is told how far a run has come, or that it has ended."""
 
+GRACE = 30.0
+"""Seconds that a worker has to end its step and to save, before it is killed."""
+
+TIME_IS_UP = "the time is up"
+
 
 @dataclass(frozen=True)
 class _Setting:
@@ -38,6 +44,12 @@ class _Setting:
     folder: Path
     resume: bool
     tensorboard: bool
+    deadline: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.time() >= self.deadline
 
 
 def cores() -> int:
@@ -53,10 +65,13 @@ def execute(
     workers: int | None = None,
     resume: bool = False,
     tensorboard: bool = False,
+    deadline: float | None = None,
     watch: Watcher = lambda progress: None,
 ) -> None:
     """Carry out what is left of a plan; ``KeyboardInterrupt`` leaves what is finished.
 
+    It is raised here too, once the runs under way have saved a checkpoint: after SIGTERM, and from
+    ``deadline`` on (in seconds of `time.time`) if anything is left to do.
     ``workers`` is the number of processes: by default one a GPU, or one a core. One worker means
     that the runs happen in this process.
     """
@@ -68,7 +83,7 @@ def execute(
     threads = _threads(plan, folder, min(count, len(plan.runs)))
     runs = [_threaded(run, threads) for run in todo]
     count = max(1, min(count, len(todo)))
-    setting = _Setting(folder, resume, tensorboard)
+    setting = _Setting(folder, resume, tensorboard, deadline)
     if count == 1:
         _run_here(runs, setting, devices[0], watch)
     else:
@@ -98,11 +113,11 @@ def _refuse_other_plan(plan: Plan, folder: Path) -> None:
     if not (folder / "plan.json").exists():
         return
     there = read_plan(folder)
-    same = all(there.get(key) == plan.document[key] for key in ("kind", "name"))
+    same = all(there.get(key) == plan.document.get(key) for key in ("kind", "name", "scale"))
     if not same and any(run.status != "missing" for run in read_runs(folder, there)):
         raise PlanError(
-            f"{str(folder)!r} holds the records of {there.get('name')!r}: choose another --out, "
-            "or --overwrite"
+            f"{str(folder)!r} holds the records of {there.get('name')!r} at scale "
+            f"{there.get('scale')}: choose another --out, or --overwrite"
         )
 
 
@@ -114,14 +129,16 @@ def _check_same(run: Run, record: RunRecord) -> None:
     """Refuse to go on with records of another run."""
     if not record.config:
         return
-    names = ("optimizer", "options", "problem", "training")
+    names = ("optimizer", "options", "problem")
     try:
         before = _threaded(Run.from_dict(record.config), run.training.threads)
     except (KeyError, TypeError, ValueError):
-        other = list(names)  # written by another version
+        other = [*names, "training"]  # written by another version
     else:
         now = Run.from_dict(run.as_dict())
         other = [name for name in names if getattr(before, name) != getattr(now, name)]
+        old, new = vars(before.training), vars(now.training)
+        other += [f"train.{name}" for name in new if old[name] != new[name]]
     if other:
         raise PlanError(
             f"the records of {run.method}, seed {run.seed}, were made with other settings "
@@ -154,18 +171,27 @@ def _threaded(run: Run, threads: int) -> Run:
     return replace(run, training=replace(run.training, threads=threads))
 
 
-def _train(run: Run, setting: _Setting, device: str, watch: Watcher) -> None:
+def _train(run: Run, setting: _Setting, device: str, watch: Watcher) -> str:
+    """Its status."""
     if device == "cpu":
         torch.set_num_threads(run.training.threads)
-    options = {"resume": setting.resume, "tensorboard": setting.tensorboard}
-    train(run, setting.folder, device=device, report=watch, **options)
+    return train(
+        run,
+        setting.folder,
+        device=device,
+        resume=setting.resume,
+        report=watch,
+        tensorboard=setting.tensorboard,
+        deadline=setting.deadline,
+    )
 
 
 def _run_here(todo: Sequence[Run], setting: _Setting, device: str, watch: Watcher) -> None:
     threads = torch.get_num_threads()
     try:
         for run in todo:
-            _train(run, setting, device, watch)
+            if setting.over or _train(run, setting, device, watch) == "interrupted":
+                raise KeyboardInterrupt(TIME_IS_UP if setting.over else "")
     finally:
         torch.set_num_threads(threads)
 
@@ -188,6 +214,7 @@ class _Pool:
     ):
         self._todo = list(todo)
         self._setting, self._watch = setting, watch
+        self._left_out = False  # whether the time was up before all was done
         self._workers = [self._start(device) for device in devices]
 
     def run(self) -> None:
@@ -200,12 +227,21 @@ class _Pool:
                 for ready in wait(pipes):
                     worker = next(w for w in self._workers if w.pipe is ready)
                     self._hear(worker)
+            if self._left_out:
+                raise KeyboardInterrupt(TIME_IS_UP)
         finally:
-            for worker in self._workers:
-                worker.process.terminate()
-            for worker in self._workers:
-                worker.process.join()
-                worker.pipe.close()
+            self._end()
+
+    def _end(self) -> None:
+        """Tell every worker to save and leave; one that does not within `GRACE` is killed."""
+        for worker in self._workers:
+            worker.process.terminate()
+        until = time.monotonic() + GRACE
+        for worker in self._workers:
+            worker.process.join(max(0.0, until - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
 
     def _start(self, device: str) -> _Worker:
         context = multiprocessing.get_context("spawn")
@@ -216,7 +252,8 @@ class _Pool:
         return _Worker(process, mine, device)
 
     def _give(self, worker: _Worker) -> None:
-        worker.run = self._todo.pop(0) if self._todo else None
+        worker.run = self._todo.pop(0) if self._todo and not self._setting.over else None
+        self._left_out |= worker.run is None and bool(self._todo)
         if worker.run is not None:
             try:
                 worker.pipe.send(worker.run)
@@ -233,6 +270,7 @@ class _Pool:
             return
         self._watch(progress)
         if progress.status != "running":
+            self._left_out |= progress.status == "interrupted"
             self._give(worker)
 
     def _replace(self, worker: _Worker, run: Run) -> None:

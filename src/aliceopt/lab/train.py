@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.evaluation import evaluate
 from aliceopt.lab.methods import Method, Step, make_method
+from aliceopt.lab.mirror import mirrored
+from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states
 from aliceopt.lab.records import (
@@ -36,6 +38,7 @@ from aliceopt.lab.records import (
     versions,
 )
 from aliceopt.lab.spec import Run
+from aliceopt.lab.stopping import Stop, stopped_by_signal
 from aliceopt.lab.words import counted
 from aliceopt.landscape import power_law
 from aliceopt.probe import BufferGuard, RandomState
@@ -71,9 +74,12 @@ def train(
     resume: bool = False,
     report: Report = lambda progress: None,
     tensorboard: bool = False,
+    deadline: float | None = None,
 ) -> str:
     """Train one run to its end, with everything recorded under ``folder``; returns its status.
 
+    After SIGTERM, and from ``deadline`` on (in seconds of `time.time`), it saves a checkpoint
+    between two steps and returns "interrupted".
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
     """
     place = run_folder(folder, run.method, run.seed)
@@ -86,9 +92,11 @@ def train(
         (place / "checkpoint.pt").unlink(missing_ok=True)
     journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
     first = saved["step"] + 1 if saved else 0
-    with contextlib.closing(journal), _mirror(journal, place, first, tensorboard):
+    with contextlib.closing(journal), mirrored(journal, place, first, tensorboard):
         try:
-            return _Training(run, torch.device(device), journal, place, saved, report).go()
+            training = _Training(run, torch.device(device), journal, place, saved, report)
+            with stopped_by_signal(deadline) as stop:
+                return training.go(stop)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             journal.write("end", status="failed", reason=reason, trace=traceback.format_exc())
@@ -118,13 +126,15 @@ class _Training:
     ):
         self.run, self.plan, self.device, self.place = run, run.training, device, place
         self.journal, self.report = journal, report
-        _set_precision(self.plan.precision)
+        set_products(self.plan.precision)
         problem = build_problem(run.problem, run.seed)
         self.problem = problem
         self.model: nn.Module = problem.model.to(device).train()
         if isinstance(problem.loss, nn.Module):
             problem.loss.to(device)  # it may hold the weights of classes
         self.data, self.validation = problem.train.to(device), problem.validation.to(device)
+        if lay_out_(self.model, self.plan.precision):
+            self.data, self.validation = ChannelsLast(self.data), ChannelsLast(self.validation)
         self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
         self.step = 0
         self.metric: float | None = None
@@ -137,12 +147,14 @@ class _Training:
         else:
             self._restore(saved)
 
-    def go(self) -> str:
-        """Step until the end or until the loss is not finite."""
+    def go(self, stop: Stop) -> str:
+        """Step until the end, until the loss is not finite, or until told to stop."""
         run, plan, data = self.run, self.plan, self.data
         take = self._bind()
         self.clock.start()
         while self.step < plan.steps:
+            if stop:
+                return self._leave()
             epoch, index = divmod(self.step, len(data))
             self.method.set_rate(plan.schedule.factor(self.step, plan.steps))
             self.losses += take(*data.batch(run.seed, epoch, index))
@@ -156,6 +168,9 @@ class _Training:
             if plan.due(self.step, plan.evaluations):
                 self.clock.pause()
                 self._evaluate()
+                self.clock.start()
+            if plan.due(self.step, plan.checkpoints or plan.evaluations):
+                self.clock.pause()
                 self._save()
                 self.clock.start()
         self.clock.pause()
@@ -191,13 +206,8 @@ class _Training:
     # ---- one gradient -------------------------------------------------------------------------
 
     def _loss(self, inputs: Any, targets: Any) -> Tensor:
-        with self._autocast():
+        with autocast(self.plan.precision, self.device):
             return self.problem.loss(self.model(inputs), targets).reshape(())
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.plan.precision != "bf16":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
     # ---- records ------------------------------------------------------------------------------
 
@@ -233,7 +243,7 @@ class _Training:
         return math.isfinite(loss)
 
     def _evaluate(self) -> None:
-        with self.method.at_rest(), self._autocast(), self._fresh_statistics():
+        with self._as_evaluated():
             most = self.plan.validation_batches
             found = evaluate(self.problem, self.model, self.validation, most)
         self.metric = metric = found["metric"]
@@ -248,6 +258,13 @@ class _Training:
         if self.plan.power_law is not None:
             self._measure_power_law(**self.plan.power_law)
         self._report()
+
+    @contextlib.contextmanager
+    def _as_evaluated(self) -> Iterator[None]:
+        """The parameters to be evaluated, their statistics, in the run's own precision."""
+        cast = autocast(self.plan.precision, self.device)
+        with self.method.at_rest(), cast, self._fresh_statistics():
+            yield
 
     @contextlib.contextmanager
     def _fresh_statistics(self) -> Iterator[None]:
@@ -315,6 +332,13 @@ class _Training:
 
     # ---- checkpoints --------------------------------------------------------------------------
 
+    def _leave(self) -> str:
+        """Save, so that the run can go on from this very step; its records have no end yet."""
+        self.clock.pause()
+        self._save()
+        self._report("interrupted", f"saved after step {self.step:,} of {self.plan.steps:,}")
+        return "interrupted"
+
     def _save(self) -> None:
         cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         content = {
@@ -361,11 +385,6 @@ class Clock:
         self.seconds += time.perf_counter() - self._since
 
 
-def _set_precision(precision: str) -> None:
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-
-
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -374,25 +393,3 @@ def _device_name(device: torch.device) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-@contextlib.contextmanager
-def _mirror(journal: Journal, place: Path, first: int, wanted: bool) -> Iterator[None]:
-    """Also write every number of the journal to TensorBoard; older ones from ``first`` on hide."""
-    if not wanted:
-        yield
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(place), purge_step=first)
-
-    def show(event: str, fields: dict[str, Any]) -> None:
-        for name in ("loss", "lr", "metric", "accuracy", "perplexity"):
-            if event in ("train", "evaluation") and fields.get(name) is not None:
-                writer.add_scalar(f"{event}/{name}", fields[name], fields["step"])
-
-    journal.mirror = show
-    try:
-        yield
-    finally:
-        writer.close()
