@@ -1,0 +1,118 @@
+"""Micro-batches that arrive one after another, each evaluated at all points of their step.
+
+A loop of one's own accumulates inside ``evaluations()``. A framework hands over one micro-batch at
+a time, and logs, validates and synchronises between them. Gradients add up, so the sums at nu+,
+nu- and nu may just as well grow side by side: the same numbers, to the bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from ..alice import Alice
+from ..probe import BufferGuard, RandomState
+
+__all__ = ["Window"]
+
+Gradients = list[Tensor | None]
+
+
+class Window:
+    """The micro-batches of one step::
+
+        window = Window()
+        for i, (x, y) in enumerate(loader):
+            last = (i + 1) % 4 == 0
+            for center in window.evaluations(optimizer, last=last):
+                (loss_fn(model(x), y) / 4).backward()
+            if last:
+                optimizer.step()
+
+    Between two micro-batches the parameters are at the position and ``.grad`` holds the sum at the
+    center so far. Zeroing it gives the window up.
+    """
+
+    def __init__(self) -> None:
+        self._sides: list[Gradients] | None = None  # None: no micro-batch yet
+
+    def evaluations(self, optimizer: Alice, *, last: bool, scaler: Any = None) -> Iterator[bool]:
+        """Rounds of one micro-batch; True for the one at the center, which comes last.
+
+        Only the center's round leaves its mark on random state and buffers. After the rounds of
+        the ``last`` micro-batch the step is due. Scale losses as for any accumulation.
+        """
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        sums, kept, marks = self._sums(params), list[Gradients](), None
+        rounds = cast(Generator[int], optimizer.evaluations(scaler=scaler))
+        with contextlib.closing(rounds):
+            for i in rounds:
+                points = _points(optimizer)
+                if sums is not None:
+                    _check(len(sums), points)
+                    _give(params, sums[i])
+                center = i == points - 1
+                yield center
+                if not last:
+                    marks = _Marks(optimizer, params) if center else None
+                    kept.append(_take(params))
+                    if center:
+                        break  # which takes the excursion back, and with it the marks
+        if marks is not None:
+            marks.restore()
+            _give(params, kept.pop())
+            self._sides = kept
+
+    def _sums(self, params: Sequence[nn.Parameter]) -> list[Gradients] | None:
+        """The sums so far in the order of the rounds; None for the first micro-batch."""
+        sides, self._sides = self._sides, None
+        if sides is None or all(param.grad is None for param in params):
+            return None
+        return [*sides, _take(params)]
+
+
+def _points(optimizer: Alice) -> int:
+    """At how many points the step under way is evaluated."""
+    assert optimizer._probe is not None
+    return len(optimizer._probe.rounds)
+
+
+def _check(before: int, now: int) -> None:
+    if before != now:
+        raise RuntimeError(
+            f"the micro-batches so far were evaluated at {before} point(s), this one at {now}: "
+            "change lr, quick_steps and curvature terms between steps, not within one"
+        )
+
+
+def _take(params: Sequence[nn.Parameter]) -> Gradients:
+    grads = [param.grad for param in params]
+    for param in params:
+        param.grad = None
+    return grads
+
+
+def _give(params: Sequence[nn.Parameter], grads: Gradients) -> None:
+    """Continue a sum, *before* the backward pass: DDP reduces what it finds in ``.grad``."""
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+
+
+class _Marks:
+    """What an evaluation at the center left behind: random state, buffers, others' gradients."""
+
+    def __init__(self, optimizer: Alice, params: Sequence[nn.Parameter]):
+        self._random = RandomState({param.device for param in params})
+        self._buffers = BufferGuard(optimizer.model)
+        mine = {id(param) for param in params}
+        everyone = optimizer.model.parameters() if optimizer.model is not None else ()
+        self._others = [(p, p.grad) for p in everyone if id(p) not in mine]
+
+    def restore(self) -> None:
+        self._random.restore()
+        self._buffers.restore()
+        for param, grad in self._others:
+            param.grad = grad
