@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ..alice import Alice
 from ..probe import BufferGuard, RandomState
@@ -54,11 +55,13 @@ class Window:
                 if sums is not None:
                     _check(len(sums), points)
                     _give(params, sums[i])
+                _reduce_every_gradient(optimizer.model)
                 center = i == points - 1
                 yield center
                 if not last:
+                    _check_reduced(optimizer.model, params)
                     marks = _Marks(optimizer, params) if center else None
-                    kept.append(_take(params))
+                    kept.append(_take(params, sums[i] if sums is not None else []))
                     if center:
                         break  # which takes the excursion back, and with it the marks
         if marks is not None:
@@ -71,7 +74,8 @@ class Window:
         sides, self._sides = self._sides, None
         if sides is None or all(param.grad is None for param in params):
             return None
-        return [*sides, _take(params)]
+        center = [param.grad for param in params]
+        return [*sides, _take(params, center)]
 
 
 def _points(optimizer: Alice) -> int:
@@ -88,10 +92,16 @@ def _check(before: int, now: int) -> None:
         )
 
 
-def _take(params: Sequence[nn.Parameter]) -> Gradients:
-    grads = [param.grad for param in params]
+def _take(params: Sequence[nn.Parameter], mine: Gradients) -> Gradients:
+    """The gradients, copied where they are not ``mine`` grown in place.
+
+    New ones may lie in a DDP bucket or a CUDA graph, which the next evaluation fills again.
+    """
+    own = {id(grad) for grad in mine}
+    grads: Gradients = []
     for param in params:
-        param.grad = None
+        grad, param.grad = param.grad, None
+        grads.append(grad if grad is None or id(grad) in own else grad.detach().clone())
     return grads
 
 
@@ -99,6 +109,23 @@ def _give(params: Sequence[nn.Parameter], grads: Gradients) -> None:
     """Continue a sum, *before* the backward pass: DDP reduces what it finds in ``.grad``."""
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
+
+
+def _reduce_every_gradient(model: nn.Module | None) -> None:
+    """Whatever the trainer has switched off around the rounds.
+
+    FSDP2 adds up what it does not reduce in a place of its own, where three sums would become one.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(True)
+
+
+def _check_reduced(model: nn.Module | None, params: Sequence[nn.Parameter]) -> None:
+    if isinstance(model, FSDPModule) and all(param.grad is None for param in params):
+        raise RuntimeError(
+            "no gradient after a micro-batch: FSDP2 keeps what it does not reduce to itself. Call "
+            "set_requires_gradient_sync(False) outside the rounds, or not at all"
+        )
 
 
 class _Marks:
