@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,6 +77,13 @@ def by_hand(
                 (loss / len(window)).backward()
         optimizer.step()
         after()
+
+
+def run_example(name: str) -> None:
+    """A script of ``examples/``, without a trace in the random state."""
+    example = Path(__file__).parent.parent / "examples" / f"{name}.py"
+    with torch.random.fork_rng():
+        runpy.run_path(str(example), run_name="__main__")
 
 
 def everything(model: nn.Module, optimizer: Alice) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from trainer_cases import (
     loader,
     noisy_network,
     plain_network,
+    run_example,
     seed,
 )
 
@@ -183,3 +184,12 @@ def test_only_an_alice_can_be_adopted() -> None:
     mine = prepare(accelerator, alice(net))
     assert isinstance(mine, AcceleratedAlice)
     assert adopt(mine) is mine
+
+
+def test_the_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    """In seconds, with half as many gradients again as steps."""
+    run_example("accelerate_loop")
+    out = capsys.readouterr().out
+    assert "96 steps, 144 gradients" in out
+    losses = [float(line.split("loss ")[1]) for line in out.splitlines() if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]

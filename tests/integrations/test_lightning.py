@@ -18,6 +18,7 @@ from trainer_cases import (
     loader,
     noisy_network,
     plain_network,
+    run_example,
     seed,
 )
 
@@ -347,3 +348,12 @@ def test_a_training_step_that_returns_none_is_skipped() -> None:
     module = Skipping()
     optimizer = fitted(module, 4, accumulate_grad_batches=2)
     assert optimizer.gradient_evaluations == 4
+
+
+def test_the_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    """In seconds, with half as many gradients again as steps."""
+    run_example("lightning_trainer")
+    out = capsys.readouterr().out
+    assert "96 steps, 144 gradients" in out
+    losses = [float(line.split("loss ")[1]) for line in out.splitlines() if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]

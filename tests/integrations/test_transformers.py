@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from trainer_cases import (
     loader,
     noisy_network,
     plain_network,
+    run_example,
     seed,
 )
 
@@ -31,6 +33,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from aliceopt import Alice
 from aliceopt.integrations.transformers import AliceTrainer
 
+QUICK = {"quick_steps": 1}
 pytestmark = [pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")]
 
 
@@ -91,7 +94,7 @@ def trained(tmp_path: Any, net=noisy_network, kind=InOrder, alice=None, optimize
     if optimizers is not None:
         extra: dict[str, Any] = {"optimizers": (optimizers(model), None)}
     else:
-        extra = {"alice": {"quick_steps": 1, **(alice or {})}}
+        extra = {"alice": {**QUICK, **(alice or {})}}
     seeds, resume = Seeds(), options.pop("resume", None)
     trainer = kind(
         model=model,
@@ -209,6 +212,36 @@ def test_bfloat16_equals_the_loop_by_hand(tmp_path: Any) -> None:
     assert_equal(trained(tmp_path, bf16=True), reference(autocast=True))
 
 
+def scaled_training(tmp_path: Any, scale: float, factor: float = 1.0, **options: Any) -> Any:
+    """With a scaler as fp16 has it; fp16 itself needs a GPU."""
+    model = Regression(noisy_network())
+    args = arguments(tmp_path, **options)
+    data = [{"x": row["x"], "labels": row["labels"] * factor} for row in examples()]
+    trainer = InOrder(model, args, train_dataset=data, callbacks=[Seeds()], alice=QUICK)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    trainer.train()
+    return trainer, model.net
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_scaler_that_does_not_overflow_changes_nothing(tmp_path: Any, accumulate: int) -> None:
+    """A power of two is exact in float32, clipping included."""
+    options = {"max_grad_norm": 0.05, "gradient_accumulation_steps": accumulate}
+    trainer, net = scaled_training(tmp_path, 2.0**8, **options)
+    expected = reference(max_grad_norm=0.05, accumulate=accumulate)
+    assert_equal((net, trainer.optimizer.optimizer), expected)
+
+
+def test_a_step_that_overflows_is_skipped_with_its_schedule(tmp_path: Any) -> None:
+    """The Trainer asks the accelerator, which must know."""
+    options = {"max_steps": 1, "lr_scheduler_type": "linear"}
+    trainer, net = scaled_training(tmp_path, 2.0**127, factor=1e3, **options)
+    assert trainer.optimizer.step_was_skipped
+    assert trainer.lr_scheduler.last_epoch == 0
+    assert trainer.optimizer.gradient_evaluations == 0
+    assert_close(net, noisy_network(), 0.0)
+
+
 def test_resuming_continues_to_the_bit(tmp_path: Any) -> None:
     """From a checkpoint in the middle of the cadence and of the epoch, schedule included."""
     options: dict[str, Any] = {"lr_scheduler_type": "linear", "alice": {"quick_steps": 2}}
@@ -242,3 +275,12 @@ def test_the_plain_trainer_says_that_no_curvature_is_measured(tmp_path: Any) -> 
     """If a curvature term is on."""
     with pytest.warns(UserWarning, match="no curvature has been measured"):
         trained(tmp_path, kind=PlainInOrder, optimizers=alice)
+
+
+def test_the_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    """In seconds, with half as many gradients again as steps."""
+    run_example("transformers_trainer")
+    out = capsys.readouterr().out
+    assert "48 steps, 72 gradients" in out
+    losses = [float(loss) for loss in re.findall(r"'loss': '?([0-9.]+)", out)]
+    assert losses[-1] < 0.8 * losses[0]
