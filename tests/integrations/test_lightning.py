@@ -287,6 +287,22 @@ def test_other_optimizers_train_as_before() -> None:
     assert_close(*results, 0.0)
 
 
+class Drawing(Module):
+    """Asks for its batches itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Any:
+        raise AssertionError("never called")
+
+
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
+def test_what_cannot_be_driven_is_refused() -> None:
+    """A step that draws its own batches, and the Trainer of the other package."""
+    with pytest.raises(TypeError, match=r"write training_step\(batch, batch_idx\)"):
+        fitted(Drawing())
+    with pytest.raises(TypeError, match=r"got builtins: import lightning.pytorch instead"):
+        AliceCallback().setup(object(), Module(), "fit")
+
+
 class Validated(Module):
     """Remembers the weights that validation saw."""
 

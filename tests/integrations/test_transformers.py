@@ -176,6 +176,15 @@ def test_an_optimizer_of_ones_own_is_driven_and_keeps_its_clipping(tmp_path: Any
         trainer.create_optimizer()
 
 
+def test_a_trainer_may_train_twice(tmp_path: Any) -> None:
+    """It goes on with the Alice that it made."""
+    model, args = Regression(noisy_network()), arguments(tmp_path)
+    trainer = InOrder(model, args, train_dataset=examples(), alice=QUICK)
+    trainer.train()
+    trainer.train()
+    assert trainer.optimizer.gradient_evaluations == 32
+
+
 def test_another_optimizer_is_refused(tmp_path: Any) -> None:
     """With the remedy."""
     with pytest.raises(TypeError, match=r"drives an Alice, got Adam: pass optimizers=\(Alice"):

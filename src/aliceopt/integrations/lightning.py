@@ -25,6 +25,7 @@ try:
         ClosureResult,
         _AutomaticOptimization,
     )
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
     from torchmetrics import Metric
 except ImportError as error:
     raise ImportError(
@@ -61,6 +62,11 @@ class AliceCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the seat of automatic optimization, before a checkpoint fills its counters."""
+        if not isinstance(trainer, Trainer):
+            raise TypeError(
+                f"AliceCallback is for lightning.pytorch.Trainer, got {type(trainer).__module__}: "
+                "import lightning.pytorch instead of pytorch_lightning"
+            )
         loop = trainer.fit_loop.epoch_loop
         if stage == "fit" and not isinstance(loop.automatic_optimization, _Evaluating):
             progress = loop.automatic_optimization.optim_progress
@@ -71,6 +77,7 @@ class AliceCallback(Callback):
         """Hand clipping over; forget the window of a run that was broken off."""
         self._reported = trainer.global_step
         if pl_module.automatic_optimization and _alices(trainer):
+            _check_batches(pl_module)
             trainer.fit_loop.epoch_loop.automatic_optimization.window = Window()
             self._take_over_clipping(trainer)
 
@@ -218,6 +225,14 @@ class _MetricState:
                 value[:] = self._saved[name]
         for name, value in (self._there | self._notes).items():
             setattr(self._metric, name, value)
+
+
+def _check_batches(module: LightningModule) -> None:
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise TypeError(
+            "training_step(dataloader_iter) would draw another batch at each point of a step: "
+            "write training_step(batch, batch_idx)"
+        )
 
 
 def _alices(trainer: Trainer) -> list[Alice]:

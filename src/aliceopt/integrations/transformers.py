@@ -49,6 +49,7 @@ class AliceTrainer(Trainer):
     def __init__(self, *args: Any, alice: dict[str, Any] | None = None, **kwargs: Any):
         self.probing = False
         self._alice_options = dict(alice or {})
+        self._made: Alice | None = None
         self._window = Window()
         super().__init__(*args, **kwargs)
         check_distributed(self.accelerator)
@@ -57,8 +58,8 @@ class AliceTrainer(Trainer):
         """An Alice on the model's parameters, unless one was given."""
         if self.optimizer is None:
             trained = self.model if model is None else model
-            self.optimizer = Alice(self._groups(trained), **self._options(trained))
-        elif self._alice_options:
+            self.optimizer = self._made = Alice(self._groups(trained), **self._options(trained))
+        elif self._alice_options and _alice(self.optimizer) is not self._made:
             raise ValueError(
                 f"alice={self._alice_options} is for the optimizer that AliceTrainer makes, but "
                 "one was given by optimizers=: set the options there"
