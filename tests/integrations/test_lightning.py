@@ -25,6 +25,7 @@ from trainer_cases import (
 pytest.importorskip("lightning")
 
 import lightning.pytorch as pl
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
@@ -271,6 +272,26 @@ def test_manual_optimization_equals_the_loop_by_hand(callbacks: list[pl.Callback
     module, run = Manual(), trainer(*callbacks)
     run.fit(module, loader(8))
     assert_same((module.net, run.optimizers[0]), reference())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_fabric_equals_the_loop_by_hand(precision: str, tmp_path: Any) -> None:
+    """With the wrapped optimizer that `setup` returns, and its state saved and loaded."""
+    fabric = Fabric(accelerator="cpu", precision=precision)
+    net = noisy_network()
+    model, optimizer = fabric.setup(net, alice(net))
+    for step, (x, y) in enumerate(loader(8)):
+        seed(step)
+        for _ in optimizer.evaluations():
+            fabric.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+    expected = reference(autocast=precision == "bf16-mixed")
+    assert_close(net, expected[0], 0.0)
+    assert optimizer.gradient_evaluations == 16
+    fabric.save(tmp_path / "state.ckpt", {"optimizer": optimizer})
+    other = fabric.setup_optimizers(alice(noisy_network()))
+    fabric.load(tmp_path / "state.ckpt", {"optimizer": other})
+    assert other.gradient_evaluations == 16
 
 
 def test_other_optimizers_train_as_before() -> None:
