@@ -142,6 +142,19 @@ def test_the_trainers_clipping_is_done_by_alice(accumulate: int) -> None:
     assert run.gradient_clip_val == 0.05
 
 
+def test_a_run_that_fails_gives_the_clipping_back() -> None:
+    """So that the next run with this Trainer clips."""
+
+    class Failing(Module):
+        def training_step(self, *args: Any) -> Any:
+            raise ArithmeticError("now")
+
+    run = trainer(AliceCallback(), gradient_clip_val=0.05)
+    with pytest.raises(ArithmeticError, match="now"):
+        run.fit(Failing(), loader(2))
+    assert run.gradient_clip_val == 0.05
+
+
 def test_an_optimizers_own_clipping_wins() -> None:
     """Over the Trainer's."""
     module = Module(max_grad_norm=0.05)
@@ -292,6 +305,20 @@ def test_fabric_equals_the_loop_by_hand(precision: str, tmp_path: Any) -> None:
     other = fabric.setup_optimizers(alice(noisy_network()))
     fabric.load(tmp_path / "state.ckpt", {"optimizer": other})
     assert other.gradient_evaluations == 16
+
+
+def test_without_the_callback_lightnings_closure_is_evaluated() -> None:
+    """It measures, to the bit; hooks and logs have it three times."""
+    module, run = Module(), trainer()
+    run.fit(module, loader(8))
+    assert_same((module.net, run.optimizers[0]), reference())
+    assert module.calls.count("on_before_optimizer_step") == 16
+
+
+def test_without_the_callback_dropped_micro_batches_are_warned_of() -> None:
+    """Lightning's closure has the last one only."""
+    with pytest.warns(UserWarning, match="dropped: accumulate micro-batches inside"):
+        trainer(accumulate_grad_batches=2).fit(Module(), loader(4))
 
 
 def test_other_optimizers_train_as_before() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -60,14 +61,15 @@ def test_validation_and_checkpoints_between_micro_batches_change_nothing() -> No
     assert all(same(positions, there) for there in seen[:4])
 
 
-def test_zeroed_gradients_give_a_window_up() -> None:
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zeroed_gradients_give_a_window_up(set_to_none: bool) -> None:
     """What comes next is a first micro-batch."""
     batches = list(loader(2))
     model = noisy_network()
     optimizer, window = alice(model), Window()
     for _ in window.evaluations(optimizer, last=False):
         model(batches[1][0]).sum().backward()
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none)
     fresh = noisy_network()
     fresh.load_state_dict(model.state_dict())
     reference = alice(fresh)
@@ -77,6 +79,24 @@ def test_zeroed_gradients_give_a_window_up() -> None:
         nn.functional.mse_loss(model(batches[0][0]), batches[0][1]).backward()
     optimizer.step()
     assert_same((model, optimizer), (fresh, reference))
+
+
+def clipped_between(limit: float) -> None:
+    """A step of two micro-batches, clipped after the first."""
+    x, y = next(iter(loader(1)))
+    model = noisy_network()
+    optimizer, window = alice(model), Window()
+    for last in (False, True):
+        for _ in window.evaluations(optimizer, last=last):
+            nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), math.inf if last else limit)
+
+
+def test_gradients_changed_within_a_window_are_warned_of() -> None:
+    """The sums at the sides do not follow. Asking for a norm changes nothing."""
+    with pytest.warns(UserWarning, match="between two micro-batches"):
+        clipped_between(0.01)
+    clipped_between(math.inf)
 
 
 def test_settings_changed_within_a_window_are_refused() -> None:

@@ -101,6 +101,12 @@ class AliceCallback(Callback):
         if self._clip is not None:
             self._clip, trainer.gradient_clip_val = None, self._clip
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """The same, where `teardown` is not called."""
+        self.teardown(trainer, pl_module, "fit")
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Report after every ``telemetry_every``-th step."""
         step = trainer.global_step

@@ -11,11 +11,14 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from ..alice import Alice
 from ..probe import BufferGuard, RandomState
+from ..sharding import local
+from ..warning import warn
 
 __all__ = ["Window"]
 
@@ -39,6 +42,7 @@ class Window:
 
     def __init__(self) -> None:
         self._sides: list[Gradients] | None = None  # None: no micro-batch yet
+        self._left: Tensor | None = None  # a copy of the smallest gradient at the center
 
     def evaluations(self, optimizer: Alice, *, last: bool, scaler: Any = None) -> Iterator[bool]:
         """Rounds of one micro-batch; True for the one at the center, which comes last.
@@ -67,15 +71,30 @@ class Window:
         if marks is not None:
             marks.restore()
             _give(params, kept.pop())
-            self._sides = kept
+            self._sides, self._left = kept, _smallest(params)
 
     def _sums(self, params: Sequence[nn.Parameter]) -> list[Gradients] | None:
         """The sums so far in the order of the rounds; None for the first micro-batch."""
         sides, self._sides = self._sides, None
-        if sides is None or all(param.grad is None for param in params):
+        now = _smallest(params)
+        if sides is None or now is None:
             return None
+        if sides and not (self._left is not None and torch.equal(now, self._left)):
+            if not now.any():
+                return None  # zeroed
+            warn(
+                ".grad was changed between two micro-batches, but the probes' sums were not, and "
+                "the difference will look like curvature. To clip gradients, use "
+                "Alice(..., max_grad_norm=...)"
+            )
         center = [param.grad for param in params]
         return [*sides, _take(params, center)]
+
+
+def _smallest(params: Sequence[nn.Parameter]) -> Tensor | None:
+    """A copy of one gradient; what people do to gradients, they do to all."""
+    grads = [local(param.grad) for param in params if param.grad is not None]
+    return min(grads, key=Tensor.numel).clone() if grads else None
 
 
 def _points(optimizer: Alice) -> int:
