@@ -8,6 +8,7 @@ nu- and nu may just as well grow side by side: the same numbers, to the bit.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
@@ -92,9 +93,12 @@ class Window:
 
 
 def _smallest(params: Sequence[nn.Parameter]) -> Tensor | None:
-    """A copy of one gradient; what people do to gradients, they do to all."""
+    """A copy of one gradient; what people do to gradients, they do to all.
+
+    Of a shard that is not empty, where there is one.
+    """
     grads = [local(param.grad) for param in params if param.grad is not None]
-    return min(grads, key=Tensor.numel).clone() if grads else None
+    return min(grads, key=lambda grad: grad.numel() or math.inf).clone() if grads else None
 
 
 def _points(optimizer: Alice) -> int:
