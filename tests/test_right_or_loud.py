@@ -148,6 +148,39 @@ def test_a_second_loop_without_a_step_between_is_said_to_drop_the_first() -> Non
     assert len(caught) == 1
 
 
+def test_after_a_loop_a_closure_without_gradient_is_called_once() -> None:
+    """Lightning's wrapped optimizers pass one in any case, with hooks in it."""
+    results, calls = [], []
+    for closure in (None, lambda: calls.append("hook") or "loss"):
+        model = network()
+        optimizer = Alice(model.parameters(), **OPTIONS)
+        with silence():
+            for i in range(3):
+                for _ in optimizer.evaluations():
+                    backward(model, i)
+                value = optimizer.step(closure)
+        results.append([*model.parameters(), optimizer.gradient_evaluations])
+    assert calls == ["hook"] * 3
+    assert value == "loss"
+    assert all(torch.equal(a, b) for a, b in zip(*(r[:-1] for r in results), strict=True))
+    assert results[0][-1] == results[1][-1] > 0
+
+
+def test_after_a_loop_a_closure_with_gradient_is_evaluated() -> None:
+    """And the loop was in vain, which is said."""
+    model = network()
+    optimizer = Alice(model.parameters(), **OPTIONS)
+    for _ in optimizer.evaluations():
+        backward(model)
+    with pytest.warns(UserWarning, match="of a finished loop .* have been dropped"):
+        optimizer.step(lambda: backward(model, 1))
+    alone = network()
+    other = Alice(alone.parameters(), **OPTIONS)
+    other.step(lambda: backward(alone, 1))
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
 def test_a_loop_given_up_on_purpose_is_not_spoken_of() -> None:
     """Whoever clears the gradients knows."""
     model = network()

@@ -40,6 +40,23 @@ def _given(params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
     return [(param, grad) for param in params if (grad := param.grad) is not None]
 
 
+def _called_without_gradient(
+    closure: Callable[[], Any], params: Iterable[Tensor]
+) -> tuple[bool, Any]:
+    """Whether a closure made no gradient for the smallest parameter that has one; its value."""
+    if isinstance(closure, CapturedStep):
+        return False, None
+    made: list[Tensor] = []
+    param = min((param for param, _ in _given(params)), key=Tensor.numel)
+    handle = param.register_post_accumulate_grad_hook(made.append)
+    try:
+        with torch.enable_grad():
+            loss = closure()
+    finally:
+        handle.remove()
+    return not made, loss
+
+
 class Driving(Optimizer):
     """What `Alice` does when it is asked for a step; her own class says with which options."""
 
@@ -72,9 +89,15 @@ class Driving(Optimizer):
         gradients zeroed. Without: uses what a loop over `evaluations` collected; or, after a
         plain backward, takes a quick step from the gradient at hand. That was taken at nu if
         ``model`` was given (or `look_ahead` called), otherwise at the position itself.
+
+        After a loop, a closure that makes no gradient is called once: frameworks put their hooks
+        into one and pass it in any case.
         """
         scaled = hasattr(self, "found_inf")  # set by GradScaler.step around its call
-        if closure is not None:
+        evaluated, loss = False, None
+        if closure is not None and not scaled and self._is_evaluated():
+            evaluated, loss = _called_without_gradient(closure, self._params())
+        if closure is not None and not evaluated:
             if scaled:
                 self._spend(self._params())
                 refuse_scaled(
@@ -96,7 +119,14 @@ class Driving(Optimizer):
             self._drop_probe()
         else:
             self._apply(loss_scale=getattr(self, "grad_scale", None))
-        return None
+        return loss
+
+    def _is_evaluated(self) -> bool:
+        """Whether a loop has finished with gradients that no step has used."""
+        probe = self._probe
+        if probe is None or not probe.finished or probe.plain or probe.claimed:
+            return False
+        return bool(_given(site.param for site in probe.sites))
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:
         loss = None
@@ -199,9 +229,7 @@ class Driving(Optimizer):
 
     def _take_over(self) -> None:
         """Begin anew, saying so if that drops the gradients of a loop that no step has used."""
-        probe = self._probe
-        lost = probe is not None and probe.finished and not (probe.plain or probe.claimed)
-        if probe is not None and lost and _given(site.param for site in probe.sites):
+        if self._is_evaluated():
             self._say("no step")
             self.zero_grad()
         self._drop_probe()

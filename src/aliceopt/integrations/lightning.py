@@ -143,8 +143,7 @@ class _Evaluating(_AutomaticOptimization):
         """
         if isinstance(closure, _Rounds):
             loss = closure()
-            with _evaluated(closure.optimizer):
-                super()._optimizer_step(batch_idx, lambda: loss)
+            super()._optimizer_step(batch_idx, lambda: loss)
         elif self._skip_backward and _alices(self.trainer):
             closure()  # there is nothing to step with
         else:
@@ -166,13 +165,13 @@ class _Rounds(Closure):
 
     def __init__(self, closure: Closure, optimizer: Alice, loop: _Evaluating):
         super().__init__(closure._step_fn, closure._backward_fn, closure._zero_grad_fn)
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self._loop = loop
 
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
         loop, result = self._loop, None
         last = not loop.trainer.fit_loop._should_accumulate()
-        rounds = loop.window.evaluations(self.optimizer, last=last, scaler=loop.scaler)
+        rounds = loop.window.evaluations(self._optimizer, last=last, scaler=loop.scaler)
         for center in rounds:
             if center:
                 result = super().closure(*args, **kwargs)
@@ -186,25 +185,6 @@ class _Rounds(Closure):
         loss = self._step_fn().closure_loss
         if loss is not None:
             self._backward_fn(loss)
-
-
-@contextlib.contextmanager
-def _evaluated(optimizer: Alice) -> Iterator[None]:
-    """``step(closure)`` means: call it, for the hooks in it, then step with what was evaluated."""
-    step, patched = optimizer.step, optimizer.__dict__.get("step")  # by a scheduler, say
-
-    def after(closure: Callable[[], Any] | None = None) -> Any:
-        loss = None if closure is None else closure()
-        step()
-        return loss
-
-    optimizer.step = after  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del optimizer.step
-        if patched is not None:
-            optimizer.step = patched  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
