@@ -22,7 +22,7 @@ def test_a_quick_step_goes_through_eight_files(implementation: str, source: str)
         pytest.importorskip("triton")
     trace = quick_step("cpu", implementation)
     files = list(trace.functions)
-    assert files[0] == "alice.py"
+    assert files[0] == "driving.py"
     assert source in files
     assert len(files) <= 8
     inside = trace.functions["kernels/triton_kernels.py"] if implementation == "triton" else []
@@ -33,5 +33,5 @@ def test_a_quick_step_goes_through_eight_files(implementation: str, source: str)
 def test_the_command_prints_files_and_depth(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split()[:2] == ["1", "alice.py"]
+    assert printed[0].split()[:2] == ["1", "driving.py"]
     assert printed[-1] == "8 files, 8 frames deep"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from aliceopt.signs import block_signs, sign_key
+from aliceopt.site import COUNTERS
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -296,7 +297,7 @@ def test_bfloat16_keeps_float32_state(outcomes: Outcomes, name: str) -> None:
     for result in outcomes.of(name):
         for state in result["state"]:
             for entry, value in state.items():
-                on_cpu = entry in ("step", "topography_weight")
+                on_cpu = entry in COUNTERS
                 assert value.dtype == (torch.float64 if on_cpu else torch.float32), entry
                 assert value.isfinite().all(), entry
             assert ("position" in state) == (name == "low precision")
