@@ -14,7 +14,7 @@ import math
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,26 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.lab.blocks import blocks_of
-from aliceopt.lab.evaluation import evaluate
+from aliceopt.lab.evaluation import evaluate, fresh_statistics, norms_of
 from aliceopt.lab.methods import Method, Step, make_method
+from aliceopt.lab.mirror import mirrored
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states
 from aliceopt.lab.records import (
     Journal,
     RecordError,
+    Silent,
     load_checkpoint,
     run_folder,
     save_checkpoint,
     versions,
 )
 from aliceopt.lab.spec import Run
+from aliceopt.lab.team import Team
 from aliceopt.lab.words import counted
 from aliceopt.landscape import power_law
-from aliceopt.probe import BufferGuard, RandomState
 
-__all__ = ["Progress", "train"]
-
-STATISTICS_BATCHES = 50
-"""Batches from which BatchNorm statistics of averaged weights are taken."""
+__all__ = ["Progress", "accompany", "train"]
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,14 @@ def train(
     resume: bool = False,
     report: Report = lambda progress: None,
     tensorboard: bool = False,
+    team: Team | None = None,
 ) -> str:
     """Train one run to its end, with everything recorded under ``folder``; returns its status.
 
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
+    ``team``: the processes that share the work, of which this one leads; None: it is alone.
     """
+    team = team or Team()
     place = run_folder(folder, run.method, run.seed)
     try:
         saved = _checkpoint(place) if resume else None
@@ -86,14 +88,25 @@ def train(
         (place / "checkpoint.pt").unlink(missing_ok=True)
     journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
     first = saved["step"] + 1 if saved else 0
-    with contextlib.closing(journal), _mirror(journal, place, first, tensorboard):
+    with contextlib.closing(journal), mirrored(journal, place, first, tensorboard):
+        team.begin(run, saved)
         try:
-            return _Training(run, torch.device(device), journal, place, saved, report).go()
+            return _Training(run, torch.device(device), journal, place, saved, report, team).go()
         except Exception as error:
+            team.agree(error)
             reason = f"{type(error).__name__}: {error}"
             journal.write("end", status="failed", reason=reason, trace=traceback.format_exc())
             report(Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", reason))
             return "failed"
+
+
+def accompany(run: Run, saved: dict[str, Any] | None, *, device: str, team: Team) -> None:
+    """Train along with the process that leads the team, and record nothing."""
+    try:
+        nobody, nowhere = (lambda progress: None), Path()
+        _Training(run, torch.device(device), Silent(), nowhere, saved, nobody, team).go()
+    except Exception as error:
+        team.agree(error)
 
 
 def _checkpoint(place: Path) -> dict[str, Any] | None:
@@ -115,9 +128,10 @@ class _Training:
         place: Path,
         saved: dict[str, Any] | None,
         report: Report,
+        team: Team,
     ):
         self.run, self.plan, self.device, self.place = run, run.training, device, place
-        self.journal, self.report = journal, report
+        self.journal, self.report, self.team = journal, report, team
         _set_precision(self.plan.precision)
         problem = build_problem(run.problem, run.seed)
         self.problem = problem
@@ -126,6 +140,8 @@ class _Training:
             problem.loss.to(device)  # it may hold the weights of classes
         self.data, self.validation = problem.train.to(device), problem.validation.to(device)
         self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
+        self.shared = team.wrap(self.model)
+        team.seed(run.seed)
         self.step = 0
         self.metric: float | None = None
         self.best: float | None = None
@@ -167,7 +183,8 @@ class _Training:
         """The function that takes a step on a batch, from CUDA graphs where that can be done."""
         batch = self.data.batch(self.run.seed, 0, 0)
         tensors = all(isinstance(part, Tensor) for part in batch)
-        if self.plan.capture and self.device.type == "cuda" and tensors:
+        alone = self.team.size == 1  # ranks exchange gradients within a step
+        if self.plan.capture and self.device.type == "cuda" and tensors and alone:
             try:
                 return self._captured(batch)
             except (RuntimeError, ValueError) as error:
@@ -191,8 +208,10 @@ class _Training:
     # ---- one gradient -------------------------------------------------------------------------
 
     def _loss(self, inputs: Any, targets: Any) -> Tensor:
+        inputs, targets, weight = self.team.part(inputs, targets)
         with self._autocast():
-            return self.problem.loss(self.model(inputs), targets).reshape(())
+            loss = self.problem.loss(self.shared(inputs), targets).reshape(())
+        return loss if weight == 1 else loss * weight
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.plan.precision != "bf16":
@@ -221,10 +240,14 @@ class _Training:
             batches=len(self.data),
             data=self.problem.note,
             time=_now(),
+            **({"ranks": self.team.size} if self.team.size > 1 else {}),
         )
+        if self.team.size > 1 and norms_of(self.model):
+            self.journal.write("note", text="BatchNorm: means and variances of each rank's part")
 
     def _log(self) -> bool:
         """Record the mean training loss since the last time; False if it is not finite."""
+        self.team.mean_(self.losses)
         loss = self.losses.item() / self.since
         self.losses.zero_()
         self.since = 0
@@ -233,9 +256,8 @@ class _Training:
         return math.isfinite(loss)
 
     def _evaluate(self) -> None:
-        with self.method.at_rest(), self._autocast(), self._fresh_statistics():
-            most = self.plan.validation_batches
-            found = evaluate(self.problem, self.model, self.validation, most)
+        with self.method.at_rest(), self._autocast():
+            found = self._found() if self.team.leads else {"metric": math.nan}
         self.metric = metric = found["metric"]
         if math.isfinite(metric):
             better = max if self.problem.measure.better == "higher" else min
@@ -249,33 +271,13 @@ class _Training:
             self._measure_power_law(**self.plan.power_law)
         self._report()
 
-    @contextlib.contextmanager
-    def _fresh_statistics(self) -> Iterator[None]:
-        """For a method that evaluates averaged weights: BatchNorm statistics of those weights.
-
-        The running statistics belong to the weights that are trained. The mean over a few training
-        batches gives those of the average; afterwards all is as before.
-        """
-        kind = nn.modules.batchnorm._BatchNorm
-        norms = [m for m in self.model.modules() if isinstance(m, kind) and m.track_running_stats]
-        if not (self.method.averages and norms and self.step):
-            yield
-            return
-        guard, random = BufferGuard(self.model), RandomState([self.device])
-        momenta = [norm.momentum for norm in norms]
-        try:
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # a plain mean, in which nothing of before is left
-            with torch.no_grad():
-                for index in range(min(STATISTICS_BATCHES, len(self.data))):
-                    self.model(self.data.batch(self.run.seed, 0, index)[0])
-            yield
-        finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum
-            guard.restore()
-            random.restore()
+    def _found(self) -> dict[str, float]:
+        """Loss and metric on the validation data."""
+        averaged = self.method.averages and self.step > 0
+        batches = (self.data.batch(self.run.seed, 0, i)[0] for i in range(len(self.data)))
+        with fresh_statistics(self.model, batches) if averaged else contextlib.nullcontext():
+            most = self.plan.validation_batches
+            return evaluate(self.problem, self.model, self.validation, most)
 
     def _measure_power_law(self, radius: float, directions: int = 4) -> None:
         inputs, targets = self.data.batch(self.run.seed, self.step // len(self.data), 0)
@@ -308,7 +310,7 @@ class _Training:
             "end", **self._where(), status=status, reason=reason, metric=metric, best=self.best
         )
         self.journal.synced()
-        if not self.plan.keep_checkpoint:
+        if self.team.leads and not self.plan.keep_checkpoint:
             (self.place / "checkpoint.pt").unlink(missing_ok=True)
         self._report(status, reason)
         return status
@@ -316,12 +318,16 @@ class _Training:
     # ---- checkpoints --------------------------------------------------------------------------
 
     def _save(self) -> None:
-        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        self.team.mean_(self.losses)
+        states = self.team.gather(self._random_states())
+        if not self.team.leads:
+            return
         content = {
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
-            "random": host_states(),
-            "cuda": cuda,
+            "random": states[0][0],
+            "cuda": states[0][1],
+            "others": states[1:],
             "step": self.step,
             "seconds": self.clock.seconds,
             "losses": self.losses,
@@ -338,9 +344,19 @@ class _Training:
         self.step, self.metric, self.best = saved["step"], saved["metric"], saved["best"]
         self.clock.seconds, self.since = saved["seconds"], saved["since"]
         self.losses.copy_(saved["losses"])
-        restore_host_states(saved["random"])
+        states = [(saved["random"], saved["cuda"]), *saved.get("others", [])]
+        if self.team.rank < len(states):  # else there were fewer ranks before: as at the start
+            self._restore_random_states(*states[self.team.rank])
+
+    def _random_states(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """Those that this process draws from, on the host and on its device."""
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return host_states(), cuda
+
+    def _restore_random_states(self, host: dict[str, Any], cuda: list[Tensor]) -> None:
+        restore_host_states(host)
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["cuda"][0].cpu(), self.device)
+            torch.cuda.set_rng_state(cuda[0].cpu(), self.device)
 
 
 class Clock:
@@ -374,25 +390,3 @@ def _device_name(device: torch.device) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-@contextlib.contextmanager
-def _mirror(journal: Journal, place: Path, first: int, wanted: bool) -> Iterator[None]:
-    """Also write every number of the journal to TensorBoard; older ones from ``first`` on hide."""
-    if not wanted:
-        yield
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(place), purge_step=first)
-
-    def show(event: str, fields: dict[str, Any]) -> None:
-        for name in ("loss", "lr", "metric", "accuracy", "perplexity"):
-            if event in ("train", "evaluation") and fields.get(name) is not None:
-                writer.add_scalar(f"{event}/{name}", fields[name], fields["step"])
-
-    journal.mirror = show
-    try:
-        yield
-    finally:
-        writer.close()

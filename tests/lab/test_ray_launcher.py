@@ -1,0 +1,138 @@
+"""Runs on a Ray cluster: the records are those of the local launcher, whatever happens to workers.
+
+One small cluster of this machine serves all tests, since it takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.integrations.ray import Cluster, connected
+from aliceopt.lab.pool import Local, execute
+from aliceopt.lab.records import read_runs
+from aliceopt.lab.study import study_plan
+from lab_cases import all_events, small_plan, write_problem
+
+KILLED_ONCE = '''
+
+def killed_once():
+    """The third batch of the first process to get there is its last."""
+    import os, pathlib, signal
+    made, seen = problem(), []
+    def loss(outputs, targets):
+        seen.append(outputs.requires_grad)
+        mark = pathlib.Path(__file__).with_name("was-killed")
+        if sum(seen) == 3 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(outputs, targets)
+    return {**made, "loss": loss}
+'''
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers of one core each."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with connected("cpu"):
+            yield ray
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    path = Path(write_problem(tmp_path))
+    path.write_text(path.read_text() + KILLED_ONCE)
+    return path.name
+
+
+def test_a_killed_worker_leaves_the_records_of_the_local_launcher(cluster, file, tmp_path):
+    """Six runs, one of whose workers is killed in the middle: it is started again, and all finish.
+
+    Without words of Ray's own in between.
+    """
+    grid = ["--terms", "none,glass", "--steps", "naq", "--baselines", "adam", "--seeds", "2"]
+    command = ["study", "--problem", f"{file}:killed_once", *grid, "--epochs", "1", "--tune", "1"]
+    result = CliRunner().invoke(build(), [*command, "--launcher", "ray", "--out", "ray"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "was-killed").exists()
+    assert "6 of 6" in result.output
+    assert "failed" not in result.output
+    assert {run.status for run in read_runs(tmp_path / "ray")} == {"finished"}
+    chosen = {"terms": ["none", "glass"], "steps": ["naq"], "baselines": ["adam"]}
+    plan = study_plan(f"{file}:killed_once", **chosen, seeds=2, epochs=1, tune=1)
+    execute(plan.final, tmp_path / "local", Local(workers=1))
+    assert len(all_events(tmp_path / "local")) == 6
+    assert all_events(tmp_path / "ray") == all_events(tmp_path / "local")
+
+
+def test_failures_and_interrupts_are_told_as_they_are_locally(cluster, file, tmp_path, monkeypatch):
+    """A run that raises; one whose worker dies every time; and Ctrl-C, after which it goes on."""
+    adam = {"label": "Adam", "optimizer": "adam", "lr": 1e-2}
+    plan = small_plan(file, {"adam": adam}, seeds=3)
+    for seed, name in enumerate(("raises", "dies")):
+        other = small_plan(f"{file}:{name}", {"adam": adam}, seeds=3)
+        plan.runs[seed] = other.runs[seed]
+    monkeypatch.setattr("aliceopt.integrations.ray.RETRIES", 1)
+    heard = []
+    execute(plan, tmp_path / "out", Cluster(cluster), watch=heard.append)
+    ends = {p.seed: (p.status, p.reason) for p in heard if p.status != "running"}
+    assert ends[0][1].startswith("RuntimeError: a loss with")
+    assert ends[1] == ("failed", "its worker died 2 times: WorkerCrashedError")
+    assert ends[2] == ("finished", "")
+
+    def interrupt(progress):
+        if progress.step >= 2:
+            raise KeyboardInterrupt
+
+    plan, out = small_plan(file, {"adam": adam}), Path("cut")
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, out, Cluster(cluster, workers=1), watch=interrupt)
+    assert not list(out.glob("adam/seed-1"))
+    execute(plan, out, Cluster(cluster), resume=True)
+    execute(plan, Path("whole"), Local(workers=1))
+    assert all_events(out) == all_events(Path("whole"))
+
+
+def test_threads_share_the_cores_of_the_cluster(cluster):
+    """As locally, where the cluster is this machine."""
+    cores = int(cluster.cluster_resources()["CPU"])
+    assert Cluster(cluster).threads(100) == 1
+    assert Cluster(cluster, workers=1).threads(100) == cores
+    assert Cluster(cluster).threads(1) == cores
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--device", "cuda"], "no node of the Ray cluster has a GPU"),
+        (["--device", "cuda:1"], "--device must be auto, cpu or cuda with --launcher ray"),
+        (["--launcher", "slurm"], "--launcher must be one of local, ray; got 'slurm'"),
+    ],
+)
+def test_what_cannot_be_is_refused(cluster, file, options, words):
+    """Before anything runs."""
+    command = ["study", "--problem", f"{file}:problem", "--launcher", "ray", *options]
+    result = CliRunner().invoke(build(), command)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_ray_that_is_not_there_is_told(file, monkeypatch):
+    """With what to install."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = CliRunner().invoke(build(), ["study", "--launcher", "ray"])
+    assert result.exit_code == 2
+    assert "pip install 'aliceopt[ray]'" in result.stderr
