@@ -28,7 +28,7 @@ docs: $(STAMP)
 # Reinstalls only when the declared dependencies change.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,dist,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,dist,ray,dev]'
 	touch $@
 
 clean:

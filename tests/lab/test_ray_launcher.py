@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from aliceopt.cli import build
 from aliceopt.integrations.ray import Cluster, connected
+from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute
 from aliceopt.lab.records import read_runs
 from aliceopt.lab.study import study_plan
@@ -128,6 +129,22 @@ def test_what_cannot_be_is_refused(cluster, file, options, words):
     result = CliRunner().invoke(build(), command)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:9", "nobody answers at RAY_ADDRESS='127.0.0.1:9'"),
+        ("ray://head:10001", "RAY_ADDRESS must be that of a cluster's head, HOST:PORT"),
+    ],
+)
+def test_an_address_without_a_cluster_is_told_at_once(monkeypatch, address, words):
+    """Not after the minutes for which Ray itself would try."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(PlanError, match=words), connected():
+        pass
 
 
 def test_ray_that_is_not_there_is_told(file, monkeypatch):

@@ -12,6 +12,7 @@ import importlib
 import os
 import platform
 import queue
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,17 +63,34 @@ def _installed() -> Any:
 
 def _connect(ray: Any) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    address = os.environ.get("RAY_ADDRESS", "")
+    _check_answers(address)
     try:
         ray.init(address="auto", **quiet)
     except ConnectionError as error:
-        address = os.environ.get("RAY_ADDRESS")
         if address:
             raise PlanError(
-                f"no Ray cluster answers at RAY_ADDRESS={address!r}: start one there, or unset it "
-                f"({error})"
+                f"the Ray cluster at RAY_ADDRESS={address!r} does not let us in: if it wants a "
+                f"token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH ({error})"
             ) from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not address or address == "auto":
+        return
+    if "://" in address or not host or not port.isdecimal():
+        raise PlanError(f"RAY_ADDRESS must be that of a cluster's head, HOST:PORT; got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise PlanError(
+            f"nobody answers at RAY_ADDRESS={address!r} ({error}): start a cluster there "
+            "(ray start --head), or unset it"
+        ) from error
 
 
 def _gpus(ray: Any, device: str) -> int:
