@@ -5,6 +5,7 @@ One small cluster of this machine serves all tests, since it takes seconds to st
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.integrations.ray import Cluster, connected
+from aliceopt.integrations.ray import Cluster, _runs_here, connected
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute
 from aliceopt.lab.records import read_runs
@@ -41,11 +42,11 @@ def killed_once():
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two workers of one core each."""
+    """A new one on this machine, whatever else there is."""
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_ADDRESS", "local")
         with connected("cpu"):
             yield ray
 
@@ -59,13 +60,16 @@ def file(tmp_path, monkeypatch):
     return path.name
 
 
-def test_a_killed_worker_leaves_the_records_of_the_local_launcher(cluster, file, tmp_path):
+def test_a_killed_worker_leaves_the_records_of_the_local_launcher(
+    cluster, file, tmp_path, monkeypatch
+):
     """Six runs, one of whose workers is killed in the middle: it is started again, and all finish.
 
     Without words of Ray's own in between.
     """
     grid = ["--terms", "none,glass", "--steps", "naq", "--baselines", "adam", "--seeds", "2"]
     command = ["study", "--problem", f"{file}:killed_once", *grid, "--epochs", "1", "--tune", "1"]
+    monkeypatch.setattr("aliceopt.lab.carry_out.print_study", lambda *_: None)  # takes seconds
     result = CliRunner().invoke(build(), [*command, "--launcher", "ray", "--out", "ray"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "was-killed").exists()
@@ -86,12 +90,12 @@ def test_failures_and_interrupts_are_told_as_they_are_locally(cluster, file, tmp
     for seed, name in enumerate(("raises", "dies")):
         other = small_plan(f"{file}:{name}", {"adam": adam}, seeds=3)
         plan.runs[seed] = other.runs[seed]
-    monkeypatch.setattr("aliceopt.integrations.ray.RETRIES", 1)
+    monkeypatch.setattr("aliceopt.integrations.ray.RETRIES", 0)
     heard = []
     execute(plan, tmp_path / "out", Cluster(cluster), watch=heard.append)
     ends = {p.seed: (p.status, p.reason) for p in heard if p.status != "running"}
     assert ends[0][1].startswith("RuntimeError: a loss with")
-    assert ends[1] == ("failed", "its worker died 2 times: WorkerCrashedError")
+    assert ends[1] == ("failed", "its worker died: WorkerCrashedError")
     assert ends[2] == ("finished", "")
 
     def interrupt(progress):
@@ -145,6 +149,19 @@ def test_an_address_without_a_cluster_is_told_at_once(monkeypatch, address, word
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(PlanError, match=words), connected():
         pass
+
+
+def test_an_address_left_behind_by_a_dead_cluster_is_not_tried(tmp_path, monkeypatch):
+    """`ray start` leaves one where it was killed; then a new cluster is started."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert not _runs_here()
+    (tmp_path / "ray").mkdir()
+    left = tmp_path / "ray" / "ray_current_cluster"
+    left.write_text("127.0.0.1:9")
+    assert not _runs_here()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left.write_text(f"127.0.0.1:{server.getsockname()[1]}\n")
+        assert _runs_here()
 
 
 def test_ray_that_is_not_there_is_told(file, monkeypatch):

@@ -62,35 +62,53 @@ def _installed() -> Any:
 
 
 def _connect(ray: Any) -> None:
+    """To the cluster of $RAY_ADDRESS, else to this machine's, else to a new one.
+
+    Ray would try an address for minutes where nobody listens: that is found out before.
+    """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    address = os.environ.get("RAY_ADDRESS", "")
-    _check_answers(address)
-    try:
-        ray.init(address="auto", **quiet)
-    except ConnectionError as error:
-        if address:
-            raise PlanError(
-                f"the Ray cluster at RAY_ADDRESS={address!r} does not let us in: if it wants a "
-                f"token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH ({error})"
-            ) from error
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if address not in ("auto", "local"):
+        _check_address(address)
+    elif address == "local" or not _runs_here():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
-
-
-def _check_answers(address: str) -> None:
-    """Refuse an address where nobody listens: Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not address or address == "auto":
         return
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError as error:
+        raise PlanError(
+            f"the Ray cluster (RAY_ADDRESS={address!r}) does not let us in: if it wants a token, "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH; RAY_ADDRESS=local starts a cluster "
+            f"here ({error})"
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise PlanError(f"RAY_ADDRESS must be that of a cluster's head, HOST:PORT; got {address!r}")
+    if not _answers(address):
+        raise PlanError(
+            f"nobody answers at RAY_ADDRESS={address!r}: start a cluster there (ray start --head), "
+            "or unset it"
+        )
+
+
+def _runs_here() -> bool:
+    """Whether ``ray start`` left an address on this machine at which somebody still listens."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    file = Path(folder) / "ray" / "ray_current_cluster"
+    return file.exists() and _answers(file.read_text().strip())
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise PlanError(
-            f"nobody answers at RAY_ADDRESS={address!r} ({error}): start a cluster there "
-            "(ray start --head), or unset it"
-        ) from error
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _gpus(ray: Any, device: str) -> int:
@@ -175,7 +193,8 @@ class Cluster:
             again = self._start(task.run, replace(setting, resume=True))
             self._tasks.append(replace(again, tries=task.tries + 1))
             return
-        reason = str(cause or f"its worker died {task.tries} times: {type(error).__name__}")
+        times = f" {task.tries} times" if task.tries > 1 else ""
+        reason = str(cause or f"its worker died{times}: {type(error).__name__}")
         watch(lost(task.run, reason))
 
     def _stop(self) -> None:
