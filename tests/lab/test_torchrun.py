@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ pytest.importorskip("typer")
 
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute
-from aliceopt.lab.ranks import Ranks, Together, together
+from aliceopt.lab.ranks import RankLost, Ranks, Together, together
 from aliceopt.lab.records import read_runs
 from aliceopt.lab.study import study_plan
 from aliceopt.lab.team import examples_in, part_of
@@ -137,7 +138,29 @@ class Two(Ranks):
 
     def __init__(self, rank: int):
         self.rank, self.size, self.local_rank, self.local_size = rank, 2, rank, 2
-        self.kind = "cpu"
+        self.kind, self._begun, self._store = "cpu", 1, STORE
+
+
+STORE = torch.distributed.HashStore() if torch.distributed.is_available() else None
+
+
+@needs_gloo
+def test_a_rank_that_fails_alone_ends_the_job(monkeypatch):
+    """The others cannot be asked, for they wait for its gradient. When it has left, and they fail
+    for want of it, that is no failure of the run. One is if all fail by themselves.
+    """
+    monkeypatch.setattr("aliceopt.lab.ranks.GRACE", 0.1)
+    first, second = Two(0), Two(1)
+    with pytest.raises(RankLost, match=r"rank 0 of 2 failed and others did not.*ValueError: why"):
+        first.agree(ValueError("why"))
+    with pytest.raises(RankLost, match="rank 1 of 2"):
+        second.agree(RuntimeError("connection closed"))
+    first._begun = second._begun = 2
+    monkeypatch.setattr("aliceopt.lab.ranks.GRACE", 60.0)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.agree, ValueError("in the next run"))
+        first.agree(ValueError("in the next run"))
+        other.result()
 
 
 def test_the_weighted_parts_of_a_batch_add_up_to_it():

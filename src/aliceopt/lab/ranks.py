@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ __all__ = ["RankLost", "Ranks", "Together", "lead", "together"]
 PATIENCE = timedelta(days=1)
 """Ranks wait while rank 0 evaluates or draws; torchrun notices by itself when one has died."""
 
-GRACE = timedelta(seconds=60)
-"""How long a rank that failed waits for the others to fail alike."""
+GRACE = 120.0
+"""Seconds that a rank that failed waits for the others to fail alike."""
 
 _TWICE = ("adahessian",)
 
@@ -49,12 +50,19 @@ class Ranks(Team):
 
     def __init__(self) -> None:
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
+        self._store, self.rank, self.size = next(dist.rendezvous("env://", timeout=PATIENCE))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=dist.PrefixStore("ranks", self._store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=PATIENCE,
+        )
         self._orders = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_size = int(os.environ["LOCAL_WORLD_SIZE"])
         self.kind = "cpu"
+        self._begun = 0
         self.idle = True
         """False while a run is under way: then nobody listens to orders."""
 
@@ -66,6 +74,7 @@ class Ranks(Team):
     def begin(self, run: Run, saved: dict[str, Any] | None) -> None:
         """Tell the others to train this run from this checkpoint."""
         self.idle = False
+        self._begun += 1
         self._send((run, self.kind, saved))
 
     def dismiss(self) -> None:
@@ -82,6 +91,7 @@ class Ranks(Team):
         dist.broadcast_object_list(received, src=0, group=self._orders)
         if received[0] is None:
             return None
+        self._begun += 1
         run, self.kind, saved = received[0]
         return run, saved
 
@@ -125,10 +135,21 @@ class Ranks(Team):
             seed_all(int(np.random.SeedSequence([seed, self.rank]).generate_state(1)[0]))
 
     def agree(self, error: Exception) -> None:
-        """Return if every rank failed: then the run did. If some did not, the job cannot go on."""
+        """Return if every rank failed: then the run did. If some did not, the job cannot go on.
+
+        Those wait for gradients and cannot be asked, so they are counted in torchrun's store.
+        """
+        key, until = f"failed in run {self._begun}", time.monotonic() + GRACE
         try:
-            dist.monitored_barrier(self._orders, timeout=GRACE)
-        except RuntimeError:
+            count = self._store.add(key, 1)
+            while count < self.size and time.monotonic() < until:
+                time.sleep(0.05)
+                count = self._store.add(key, 0)
+            if count < self.size:
+                self._store.add(key, -self.size)  # those who fail because this rank leaves
+        except RuntimeError:  # whoever kept it is gone
+            count = 0
+        if count < self.size:
             raise RankLost(
                 f"rank {self.rank} of {self.size} failed and others did not, or are gone "
                 f"({type(error).__name__}: {error}): the same command with --resume goes on"
