@@ -3,7 +3,8 @@
     python -m benchmarks.trace --device cpu
     python -m benchmarks.trace --device cuda
 
-Follows a step of a small model, after a full and a quick one, function by function. A line for
+Follows a step of a small model, after a full and a quick one, function by function, but not into
+the closure. A line for
 every file, in the order in which the step comes to them, with the functions it calls there; the
 source of the kernels counts as one more. Functions of torch, numpy and Triton are passed over.
 """
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 
 import torch
 from torch import nn
@@ -37,12 +38,12 @@ class Trace:
     functions: dict[str, list[str]] = field(default_factory=dict)
     depth: int = 0
 
-    def follow(self, work: Callable[[], object]) -> None:
-        """Run this and note what is called."""
+    def follow(self, work: Callable[[], object], closure: FunctionType) -> None:
+        """Run this and note what is called; what the closure calls is its own business."""
 
         def profile(frame: FrameType, event: str, arg: object) -> None:
             path = Path(frame.f_code.co_filename)
-            if event == "call" and path.is_relative_to(PACKAGE):
+            if event == "call" and path.is_relative_to(PACKAGE) and not _is_below(frame, closure):
                 names = self.functions.setdefault(str(path.relative_to(PACKAGE)), [])
                 name = frame.f_code.co_name
                 if name not in names and not name.startswith("<"):
@@ -54,6 +55,12 @@ class Trace:
             work()
         finally:
             sys.setprofile(None)
+
+
+def _is_below(frame: FrameType | None, function: FunctionType) -> bool:
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _depth(frame: FrameType | None) -> int:
@@ -82,7 +89,7 @@ def quick_step(device: str, implementation: str) -> Trace:
     for _ in range(2):
         optimizer.step(closure)
     trace = Trace()
-    trace.follow(lambda: optimizer.step(closure))
+    trace.follow(lambda: optimizer.step(closure), closure)  # type: ignore[arg-type]
     for name, source in SOURCES.items():
         if f"# {name} on" in repr(optimizer):
             trace.functions.setdefault(source, [])

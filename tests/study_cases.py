@@ -68,7 +68,7 @@ def grid_plan(
             "epochs": 12,
             "evaluations": 20,
             "batch_size": 64,
-            "precision": "fp32",
+            "precision": "float32",
             "schedule": {"shape": "cosine", "warmup": 0.05},
             "batches": 22,
         },

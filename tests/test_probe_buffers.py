@@ -240,27 +240,17 @@ def test_no_warning_where_buffers_do_not_change_or_are_guarded():
     assert warnings_of(model, model=model) == []
 
 
-def test_the_watch_leaves_no_hooks_behind():
-    """Global forward hooks are gone after the step, and after a closure that raised."""
-    hooks = nn.modules.module._global_forward_hooks
-    pre_hooks = nn.modules.module._global_forward_pre_hooks
+def test_the_watch_sets_no_hooks():
+    """Global hooks would make torch.compile compile anew, and warn."""
     model = network()
-    for fails in (False, True):
-        optimizer = Alice(model.parameters(), lr=LR)
+    optimizer = Alice(model.parameters(), lr=LR)
 
-        def closure(fails: bool = fails) -> None:
-            assert hooks
-            if fails:
-                raise ValueError("stop here")
-            evaluate(model, 0)
+    def closure() -> None:
+        assert not nn.modules.module._global_forward_hooks
+        assert not nn.modules.module._global_forward_pre_hooks
+        evaluate(model, 0)
 
-        if fails:
-            with pytest.raises(ValueError, match="stop here"):
-                optimizer.step(closure)
-        else:
-            optimizer.step(closure)
-        assert not hooks
-        assert not pre_hooks
+    optimizer.step(closure)
 
 
 def test_a_warning_turned_into_an_error_still_leaves_the_parameters_at_mu():

@@ -10,13 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .sharding import align_gradients_, block_of, is_dtensor
 from .topography import Rates
 
 __all__ = [
+    "COUNTS",
     "OPTIONS",
     "SHARED",
+    "advanced",
+    "check_added",
     "check_choice",
     "check_group",
     "check_groups",
@@ -25,6 +29,7 @@ __all__ = [
     "check_names",
     "check_parameter",
     "has_curvature",
+    "is_due",
     "number",
     "prepare_gradients_",
     "probe_radius",
@@ -32,7 +37,10 @@ __all__ = [
     "step_fraction",
 ]
 
-SHARED = ("quick_steps", "seed", "max_grad_norm", "cadence", "full_count", "quick_count")
+COUNTS = ("cadence", "full_count", "quick_count", "owed")
+"""Steps in the cycle, full and quick steps taken, and steps that may go into what is owed."""
+
+SHARED = ("quick_steps", "seed", "max_grad_norm", *COUNTS)
 """Per optimizer, not per group. Kept in every group, because that is what checkpoints carry."""
 
 OPTIONS = (
@@ -52,7 +60,7 @@ OPTIONS = (
 )
 """What a group holds of Alice's, in the order of the constructor."""
 
-_EDITABLE = OPTIONS[:-3]
+_EDITABLE = OPTIONS[: -len(COUNTS)]
 """All but the counts."""
 
 LIMITS = ("adam", "fixed", "sgd")
@@ -90,6 +98,36 @@ def step_fraction(group: dict[str, Any]) -> float:
     """``phi`` now: the given number, else ``(1 - beta1) lookahead``, Theorem 6's."""
     phi = group["step_fraction"]
     return float((1 - group["betas"][0]) * group["lookahead"] if phi is None else phi)
+
+
+def is_due(shared: dict[str, Any]) -> bool:
+    """Whether the next step should measure, if anything can be measured.
+
+    Every ``quick_steps + 1``-th should. But what is trained now and then (one of several heads,
+    say) may miss every one of these. A parameter that is updated without having been measured for
+    longer than ``quick_steps`` of its own updates is owed a measurement: the next steps measure
+    until it has its own, but no more of them than a cycle has.
+    """
+    return bool(shared["owed"] > 0 or shared["cadence"] % (shared["quick_steps"] + 1) == 0)
+
+
+def advanced(shared: dict[str, Any], *, full: bool, missed: bool, overdue: bool) -> dict[str, int]:
+    """The counts after a step.
+
+    ``missed``: it was due to measure and could not. ``overdue``: among those updated were some
+    that had waited too long to be measured, and measured they were if the step is ``full``.
+    """
+    owed = shared["owed"]
+    if overdue:
+        owed = 0 if full else shared["quick_steps"] + 1
+    elif full:
+        owed = max(owed - 1, 0)
+    return {
+        "cadence": shared["cadence"] + (not missed),  # what could not be taken stays due
+        "full_count": shared["full_count"] + full,
+        "quick_count": shared["quick_count"] + (not full),
+        "owed": owed,
+    }
 
 
 def rates(group: dict[str, Any], count: int, weight: float, *, measuring: bool) -> Rates:
@@ -204,8 +242,24 @@ def _check_count(name: str, value: Any, bound: int | None) -> None:
         raise ValueError(f"{name} must be a whole number >= 0{limit}, got {value!r}")
 
 
+def check_added(group: dict[str, Any], number: int, model: nn.Module | None) -> None:
+    """Refuse a group with an option out of range or a parameter that Alice cannot train."""
+    check_names(group)
+    check_group(group)
+    for i, param in enumerate(group["params"]):
+        names = group.get("param_names")
+        label = repr(names[i]) if names else f"parameter {i}"
+        check_parameter(param, f"{label} of group {number}", model=model)
+
+
 def check_parameter(param: Tensor, name: str, *, model: nn.Module | None) -> None:
-    """Refuse what the arithmetic cannot take: complex, sparse, non-floating, oddly sharded."""
+    """Refuse what the arithmetic cannot take: complex, sparse, non-floating, oddly sharded, and
+    what is not there yet.
+    """
+    if is_lazy(param):
+        raise ValueError(
+            f"{name} is lazy and has no shape yet: run the model once before constructing Alice"
+        )
     if param.is_complex():
         raise ValueError(
             f"{name} is complex ({param.dtype}); Alice needs real parameters: optimize "

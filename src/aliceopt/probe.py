@@ -14,19 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from .kernels import Backend, Backends, Round
 from .scaling import clip_factors
 from .sharding import check_seen, devices_of, local, recover, reshard
 from .site import Draw, Site
 from .topography import Rates
-from .warning import warn
+from .watching import Watch
 
-__all__ = ["BufferGuard", "BufferWatch", "Probe", "RandomState"]
+__all__ = ["BufferGuard", "Probe", "RandomState"]
 
 
 class RandomState:
@@ -81,43 +77,6 @@ def _is_expanded(buffer: Tensor) -> bool:
     return any(s == 0 and n > 1 for s, n in zip(buffer.stride(), buffer.shape, strict=True))
 
 
-class BufferWatch:
-    """Names the modules whose forward pass changes buffers, while it is on.
-
-    Without the model at hand this is the only way to see that probes left a trace. Modules that
-    normalise by running statistics update them in a kernel that leaves no version mark.
-    """
-
-    def __init__(self) -> None:
-        self._versions: dict[int, list[tuple[int, int]]] = {}
-        self._changed: set[str] = set()
-        self._handles = [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after),
-        ]
-
-    def _before(self, module: nn.Module, args: Any) -> None:
-        self._versions[id(module)] = self._marks(module)
-
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._versions.pop(id(module), None) != self._marks(module):
-            self._changed.add(type(module).__name__)
-
-    @staticmethod
-    def _marks(module: nn.Module) -> list[tuple[int, int]]:
-        return [(id(b), b._version) for b in module._buffers.values() if b is not None]
-
-    def stop(self) -> None:
-        """Stop watching, and warn of what was seen."""
-        for handle in self._handles:
-            handle.remove()
-        if self._changed:
-            warn(
-                f"the probes also updated buffers of {', '.join(sorted(self._changed))}: "
-                "construct Alice(..., model=model) to guard them"
-            )
-
-
 def unscaled(grad: Tensor, scaler: Any) -> Tensor:
     """A scaled gradient without its scale, as a new local tensor."""
     mine = local(grad)
@@ -133,7 +92,10 @@ class Probe:
 
     After `finish` the gradients of the two sides are in the sites and the center's in ``.grad``.
     `cancel` undoes everything. ``keep`` says how a side's ``.grad`` is kept; by default copies go
-    to memory of the backends.
+    to memory of the backends. ``claimed`` says that a step was asked for.
+
+    A ``plain`` one is finished from the start: whoever looks ahead, or has gradients already,
+    evaluates as he likes. Its gradients, buffers and random state are not touched.
     """
 
     sites: list[Site]
@@ -144,7 +106,10 @@ class Probe:
     scaler: Any = None
     random: RandomState | None = None
     keep: Callable[[Tensor], Tensor] | None = None
+    plain: bool = False
+    watch: Watch | None = None
     finished: bool = False
+    claimed: bool = False
     at_rest: bool = True
     _random: RandomState = field(init=False)
     _buffers: BufferGuard = field(init=False)
@@ -153,10 +118,14 @@ class Probe:
     _center: list[tuple[int, int] | None] = field(init=False, default_factory=list)
     _others: list[nn.Parameter] = field(init=False, default_factory=list)
     _foreign: list[tuple[nn.Parameter, Tensor | None]] = field(init=False, default_factory=list)
+    _versions: list[int] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        self.finished = self.plain
         self._distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._divided = self.backends.split(self.sites)
+        if self.plain:
+            return
         if self.random is None:
             devices = {there[0].param.device for _, there in self._divided}
             if self._distributed:
@@ -182,7 +151,10 @@ class Probe:
 
     @torch.no_grad()
     def begin(self, round_name: Round) -> None:
-        """Move to a probe point with fresh gradients, replayed randomness and old buffers."""
+        """Move to a probe point with fresh gradients, replayed randomness and old buffers.
+
+        A plain one only moves; whoever writes to the parameters there is noticed.
+        """
         if round_name != self.rounds[0]:
             self._random.restore()
             self._buffers.restore()
@@ -198,6 +170,9 @@ class Probe:
         torch.clear_autocast_cache()  # casts of weights that were elsewhere, if autocast is outside
         if self._distributed:
             check_seen((site.param for site in self.sites), self.model)
+        if self.plain:
+            self._versions = self._versions_now()
+            return
         if round_name != "center":
             # Parameters of the model that others train must get one gradient, not three.
             self._foreign = [(p, p.grad) for p in self._others]
@@ -205,6 +180,9 @@ class Probe:
                 param.grad = None
         for site in self.sites:
             site.param.grad = None
+
+    def _versions_now(self) -> list[int]:
+        return [-1 if site.sharded else site.param._version for site in self.sites]
 
     def end(self, round_name: Round) -> None:
         """Keep a side's gradients; the center's stay in ``.grad``."""
@@ -230,15 +208,28 @@ class Probe:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Put the parameters back at mu, keeping the gradients."""
+        """Put the parameters back at mu, keeping the gradients.
+
+        Those that somebody wrote to while they looked ahead, loading weights or training them
+        with another optimizer, keep what was written.
+        """
         if self.at_rest:
             return
         if self._distributed:
             reshard(self.model)
+        now = zip(self.sites, self._versions, self._versions_now(), strict=False)
+        edited = [(local(s.param), local(s.param).clone()) for s, old, new in now if old != new]
         for backend, sites in self._divided:
             backend.rest(sites)
+        for param, value in edited:
+            param.copy_(value)
         torch.clear_autocast_cache()
         self.at_rest = True
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether somebody wrote to parameters that look ahead."""
+        return bool(self._versions) and self._versions != self._versions_now()
 
     def finish(self, *, watching: bool = True) -> None:
         """All evaluations are done; from here on the center's gradients should stay as they are."""
@@ -249,17 +240,18 @@ class Probe:
         grads = [site.param.grad for site in self.sites]
         return [None if g is None else (id(g), g._version) for g in grads]
 
-    def check_center(self) -> None:
-        """Warn if the center's gradients were changed after the loop, and the sides' were not."""
+    def is_center_edited(self) -> bool:
+        """Whether the center's gradients were changed after the loop, and the sides' were not.
+
+        Who only wants to know a norm clips at infinity, which changes nothing.
+        """
         now = self._center_marks() if self._center else []
         if now == self._center:
-            return
-        if any(b is not None and a != b for a, b in zip(self._center, now, strict=True)):
-            warn(
-                ".grad was changed between the evaluations and step(), but the probes' gradients "
-                "were not, and the difference will look like curvature. To clip gradients, use "
-                "Alice(..., max_grad_norm=...)"
-            )
+            return False
+        pairs = list(zip(self._center, now, strict=True))
+        if self.watch is not None and all(a != b for a, b in pairs) and self.watch.is_harmless():
+            return False
+        return any(b is not None and a != b for a, b in pairs)
 
     @torch.no_grad()
     def update(self, updating: list[Site], rates: list[Rates], max_grad_norm: float | None) -> None:
@@ -289,10 +281,15 @@ class Probe:
         self.at_rest = True
 
     def cancel(self) -> None:
-        """Undo the excursion: parameters, buffers and random state as before, gradients None."""
+        """Undo the excursion: parameters, buffers and random state as before, gradients None.
+
+        A plain one only goes home: gradients that somebody else took are not ours to drop.
+        """
         if self._distributed:
             recover(self.model)
         self.settle()
+        if self.plain:
+            return
         self._random.restore()
         self._buffers.restore()
         for site in self.sites:

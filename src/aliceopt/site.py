@@ -5,6 +5,7 @@ The state of a parameter, in ``optimizer.state``:
 ===================== ==================================================================
 ``step``              updates so far, k (0-dim, on the CPU)
 ``topography_weight`` total weight of the topography averages, w (0-dim, on the CPU)
+``unmeasured``        updates since the last that measured (0-dim, on the CPU)
 ``probe_center``      nu
 ``grad_avg``          g, uncorrected
 ``grad_sq``           s, uncorrected
@@ -18,6 +19,7 @@ Tensors are float32, or float64 for float64 parameters, and laid out and sharded
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .options import rates
+from .options import probe_radius, rates
 from .sharding import block_of, is_dtensor, local
 from .signs import block_signs, sign_key
 from .topography import Averages, Rates
@@ -45,11 +47,11 @@ __all__ = [
     "state_dtype",
 ]
 
-COUNTERS = ("step", "topography_weight")
+COUNTERS = ("step", "topography_weight", "unmeasured")
 """What a state keeps on the CPU."""
 
-REQUIRED = (*COUNTERS, "probe_center", "grad_avg", "grad_sq")
-"""What every state has."""
+REQUIRED = (*COUNTERS[:2], "probe_center", "grad_avg", "grad_sq")
+"""What a checkpoint's state must have; ``unmeasured`` counts from zero where it is missing."""
 
 
 class Draw(NamedTuple):
@@ -149,8 +151,8 @@ class Sites(Sequence[Site]):
     def __init__(self) -> None:
         self._sites: list[Site] = []
         self._groups: list[dict[str, Any]] = []
-        self._numbers = np.zeros((2, 0))
-        self._views: list[tuple[Tensor, Tensor]] = []
+        self._numbers = np.zeros((len(COUNTERS), 0))
+        self._views: list[Sequence[Tensor]] = []
         self._chosen = _NOBODY
         self._bound: list[Any] = [None]  # unlike anything there may be, to begin with
         self._clean = False
@@ -164,13 +166,17 @@ class Sites(Sequence[Site]):
     def __iter__(self) -> Iterator[Site]:
         return iter(self._sites)
 
-    def bind(
+    def is_bound(
         self, groups: Sequence[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
     ) -> bool:
-        """Follow the optimizer's parameters, groups and states; whether any has changed."""
+        """Whether the optimizer's parameters, groups and states are those of the last `bind`."""
         now = _everything(groups, states)
-        if len(now) == len(self._bound) and all(map(operator.is_, now, self._bound)):
-            return False
+        return len(now) == len(self._bound) and all(map(operator.is_, now, self._bound))
+
+    def bind(
+        self, groups: Sequence[dict[str, Any]], states: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
+        """Follow the optimizer's parameters, groups and states."""
         self._chosen = _NOBODY
         self._groups = list(groups)
         params = [(param, group) for group in groups for param in group["params"]]
@@ -186,14 +192,13 @@ class Sites(Sequence[Site]):
                 if not _has_terms(site):
                     site.fitted_for = None
         self._bound = _everything(groups, states)
-        return True
 
     def _rebuild(self, params: Sequence[tuple[nn.Parameter, dict[str, Any]]]) -> None:
         """Sites anew; a parameter that had one keeps it."""
         known = {id(site.param): site for site in self}
-        counters = torch.zeros(2, len(params), dtype=torch.float64)
+        counters = torch.zeros(len(COUNTERS), len(params), dtype=torch.float64)
         self._numbers = counters.numpy()
-        self._views = [(counters[0, i], counters[1, i]) for i in range(len(params))]
+        self._views = [counters[:, i].unbind() for i in range(len(params))]
         self._sites = []
         for i, (param, group) in enumerate(params):
             site = known.get(id(param)) or Site.of(param, i, group)
@@ -235,7 +240,7 @@ class Sites(Sequence[Site]):
         terms = {name: (group["glass"], group["hessian"]) for name, group in groups.items()}
         if updating != self._chosen.sites or terms != self._chosen.terms:
             self._choose(updating, terms)
-        counters = self._numbers[:, self._chosen.columns].tolist()
+        counters = self._numbers[:2, self._chosen.columns].tolist()
         measures = [measuring and site.radius > 0 for site in updating]
         keys = list(zip(self._chosen.groups, *counters, measures, strict=True))
         alike = keys.count(keys[0]) == len(keys) if keys else True
@@ -262,17 +267,35 @@ class Sites(Sequence[Site]):
         updated: Sequence[Site],
         numbers: Sequence[Rates],
         states: MutableMapping[Tensor, dict[str, Any]],
-    ) -> None:
-        """Record in sites and ``states`` that these updates were made, whose `rates` came last."""
+    ) -> bool:
+        """Record in sites and ``states`` that these updates were made, whose `rates` came last.
+
+        Returns whether some of them had waited too long to be measured; if they were not, this
+        update included.
+        """
         for site, rate in zip(updated, numbers, strict=True):
             if site.rates is None:  # its first update, or the first of a state that was replaced
                 states[site.param] = site.state
                 self._bound = [None]
             site.rates = rate
-        steps, weights = self._numbers
-        steps[self._chosen.columns] += 1
+        steps, weights, unmeasured = self._numbers
+        columns, groups = self._chosen.columns, {id(group): group for group in self._groups}
+        limits = {i: _longest_wait(group) for i, group in groups.items()}
+        measured = any(rate.measuring for rate in numbers)
+        never = (weights[columns] == 0) & ((steps[columns] > 0) | (not measured))
+        waits = np.where(never, math.inf, unmeasured[columns] + (not measured))
+        overdue = bool((waits > [limits[i] for i in self._chosen.groups]).any())
+        steps[columns] += 1
         # What a measuring update makes of the weight, its `Rates` have worked out already.
-        weights[self._chosen.columns] = [rate.topo_weight for rate in numbers]
+        weights[columns] = [rate.topo_weight for rate in numbers]
+        unmeasured[columns] += 1
+        unmeasured[columns] *= [not rate.measuring for rate in numbers]
+        return overdue
+
+
+def _longest_wait(group: dict[str, Any]) -> float:
+    """How many updates in a row may go unmeasured; any number where nothing can be measured."""
+    return group["quick_steps"] if probe_radius(group) > 0 else math.inf
 
 
 def fit_(site: Site) -> None:

@@ -10,7 +10,25 @@ from types import FrameType
 
 import torch
 
-__all__ = ["warn"]
+__all__ = ["SLIPS", "warn"]
+
+SLIPS = {
+    "never full": "no curvature has been measured: step() after a plain backward is a quick step. "
+    "Pass a closure to step(), or loop over evaluations() before it",
+    "no gradients": "no parameter got a gradient, so nothing is done: call backward() inside the "
+    "closure or the loop over evaluations()",
+    "dropped": "gradients that were there before the evaluations of this step have been dropped: "
+    "accumulate micro-batches inside the closure or the loop over evaluations(), or call "
+    "zero_grad() first if they should not count",
+    "no step": "the gradients of a finished loop over evaluations() have been dropped: call step() "
+    "after each loop, and accumulate micro-batches inside the loop",
+    "edited": ".grad was changed between the evaluations and step(), but the probes' gradients "
+    "were not, and the difference will look like curvature. To clip gradients, use "
+    "Alice(..., max_grad_norm=...)",
+    "batches": "the rounds of one step saw different batches, whose difference will look like "
+    "curvature: draw the batch outside the loop over evaluations() or the closure",
+}
+"""What an optimizer says once, if it comes to that."""
 
 _INNER = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from aliceopt import Alice
+from aliceopt.integrations.window import Window
 
 Result = dict[str, Any]
 WORLD = 2
@@ -53,7 +54,9 @@ RUNS = {
     "ddp static graph": Run("ddp", wrap={"static_graph": True}),
     "ddp accumulate closure": Run("ddp", accumulate=True),
     "ddp accumulate loop": Run("ddp", accumulate=True, drive="loop"),
+    "ddp accumulate window": Run("ddp", accumulate=True, drive="window"),
     "ddp accumulate bucket view": Run("ddp", wrap=_ALONE, accumulate=True),
+    "ddp accumulate window view": Run("ddp", wrap=_ALONE, accumulate=True, drive="window"),
     "ddp accumulate float32": Run("ddp", accumulate=True, **_F32),
     "ddp clip": Run("ddp", **_CLIP),
     "fsdp": Run("fsdp"),
@@ -62,6 +65,7 @@ RUNS = {
     "fsdp keep": Run("fsdp", wrap={"reshard_after_forward": False}, drive="loop"),
     "fsdp accumulate closure": Run("fsdp", accumulate=True),
     "fsdp accumulate loop": Run("fsdp", accumulate=True, drive="loop"),
+    "fsdp accumulate window": Run("fsdp", accumulate=True, drive="window"),
     "fsdp accumulate float32": Run("fsdp", accumulate=True, **_F32),
     "fsdp clip": Run("fsdp", **_CLIP),
     "fsdp signed": Run("fsdp", options={"hessian": "signed"}),
@@ -118,12 +122,15 @@ def reducing(model: nn.Module, on: bool) -> Iterator[None]:
         yield
 
 
-def backward(model: nn.Module, run: Run, step: int) -> None:
-    """Forward and backward over this process's part, in one or two micro-batches."""
+def backward(model: nn.Module, run: Run, step: int, only: int | None = None) -> None:
+    """Forward and backward over this process's part: whole, in two micro-batches or one of two."""
     x, y = (mine(part, run) for part in batch(step, run.dtype))
     pieces = list(zip(x.chunk(2), y.chunk(2), strict=True)) if run.accumulate else [(x, y)]
     for i, (a, b) in enumerate(pieces):
-        with reducing(model, i == len(pieces) - 1) if run.accumulate else contextlib.nullcontext():
+        if only not in (None, i):
+            continue
+        outside = only is not None or not run.accumulate
+        with contextlib.nullcontext() if outside else reducing(model, i == len(pieces) - 1):
             ((model(a) - b).square().mean() / len(pieces)).backward()
 
 
@@ -153,14 +160,22 @@ def advance(model: nn.Module, optimizer: Alice, run: Run, step: int) -> Result:
     """One step, with validation after it and, for a loop, before it."""
     stood: list[list[Tensor]] = []
 
-    def evaluate() -> None:
+    def evaluate(only: int | None = None) -> None:
         if step < TRACED_STEPS:
             stood.append(parameters(optimizer))
-        backward(model, run, step)
+        backward(model, run, step, only)
 
     losses = []
     if run.drive == "closure":
         optimizer.step(evaluate)
+    elif run.drive == "window":
+        window = Window()
+        for i in range(2):
+            with reducing(model, i == 1):
+                for _ in window.evaluations(optimizer, last=i == 1):
+                    evaluate(i)
+            losses.append(validation(model, run))
+        optimizer.step()
     else:
         for _ in optimizer.evaluations():
             evaluate()

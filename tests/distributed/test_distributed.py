@@ -37,7 +37,9 @@ DDP_RUNS = [
     "ddp static graph",
     "ddp accumulate closure",
     "ddp accumulate loop",
+    "ddp accumulate window",
     "ddp accumulate bucket view",
+    "ddp accumulate window view",
     "ddp accumulate float32",
     "ddp clip",
 ]
@@ -48,6 +50,7 @@ FSDP_RUNS = [
     "fsdp keep",
     "fsdp accumulate closure",
     "fsdp accumulate loop",
+    "fsdp accumulate window",
     "fsdp accumulate float32",
     "fsdp clip",
     "fsdp signed",

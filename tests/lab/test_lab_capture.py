@@ -6,6 +6,7 @@ from torch import nn
 
 from aliceopt.lab.captured import CapturedGradient
 from aliceopt.lab.methods import make_method
+from aliceopt.lab.precision import autocast, lay_out_
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,6 +47,28 @@ def test_capturing_trains_nothing():
     assert torch.equal(torch.cuda.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("name", ["adam", "alice"])
+def test_captured_bfloat16_steps_channels_last_repeat_the_plain_ones(name):
+    """Autocast within the graph; weights stay float32 and channels last, losses agree."""
+    data = [(x.to(memory_format=torch.channels_last), y) for x, y in batches(10)]
+    found = []
+    for capture in (False, True):
+        model = network()
+        assert lay_out_(model, "bf16")
+        method = make_method(name, model, {"lr": 1e-3}, seed=0)
+
+        def loss_of(x, y, model=model):
+            with autocast("bf16", x.device):
+                return nn.functional.cross_entropy(model(x), y)
+
+        step = method.bind(loss_of, data[0], capture=capture)
+        found.append(([step(x, y).item() for x, y in data], method.gradients))
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert found[1][0] == pytest.approx(found[0][0], rel=2e-2)
+    assert found[1][1] == found[0][1]
 
 
 @pytest.mark.parametrize(

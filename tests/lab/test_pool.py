@@ -104,7 +104,10 @@ def test_records_are_not_mixed(file, tmp_path):
         (small_plan(file, {"adam": {**ADAM, "lr": 2e-2}}), "options"),
         (small_plan(file, {"adam": {**ADAM, "optimizer": "adamw"}}), "optimizer"),
         (small_plan(f"{file}:raises", {"adam": ADAM}), "problem"),
-        (small_plan(file, {"adam": ADAM}, train={"steps": 9}), "training"),
+        (
+            small_plan(file, {"adam": ADAM}, train={"steps": 9}),
+            "train.steps, train.evaluations, train.logs",
+        ),
     ):
         with pytest.raises(PlanError, match=rf"adam, seed 0, .* other settings \({named}\)"):
             outstanding(other, out, resume=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from typer.testing import CliRunner
 
 from aliceopt.cli import build
 from aliceopt.integrations.ray import Cluster, _runs_here, connected
+from aliceopt.lab.launch import TIME_IS_UP
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute
-from aliceopt.lab.records import read_runs
+from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
 from aliceopt.lab.study import study_plan
 from lab_cases import all_events, small_plan, write_problem
 
@@ -35,6 +37,16 @@ def killed_once():
         if sum(seen) == 3 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(outputs, targets)
+    return {**made, "loss": loss}
+
+
+def slow():
+    """A tenth of a second a gradient."""
+    import time
+    made = problem()
+    def loss(outputs, targets):
+        time.sleep(0.1 * outputs.requires_grad)
         return nn.functional.cross_entropy(outputs, targets)
     return {**made, "loss": loss}
 '''
@@ -109,6 +121,23 @@ def test_failures_and_interrupts_are_told_as_they_are_locally(cluster, file, tmp
     execute(plan, out, Cluster(cluster), resume=True)
     execute(plan, Path("whole"), Local(workers=1))
     assert all_events(out) == all_events(Path("whole"))
+
+
+def test_when_the_time_is_up_runs_save_and_nothing_new_begins(cluster, file, tmp_path):
+    """A run under way stops at the deadline; one that waits for it does not begin."""
+    adam = {"label": "Adam", "optimizer": "adam", "lr": 1e-2}
+    plan, out = small_plan(f"{file}:slow", {"adam": adam}, train={"steps": 10**6}), Path("late")
+    with pytest.raises(KeyboardInterrupt, match=TIME_IS_UP):
+        execute(plan, out, Cluster(cluster), deadline=time.time() - 1)
+    assert {run.status for run in read_runs(out)} == {"missing"}
+    heard, until = [], time.time() + 20
+    one = Cluster(cluster, workers=1)
+    with pytest.raises(KeyboardInterrupt, match=TIME_IS_UP):
+        execute(plan, out, one, deadline=until, watch=heard.append)
+    assert [run.status for run in read_runs(out)] == ["interrupted", "missing"]
+    assert heard[-1].status == "interrupted"
+    step = load_checkpoint(run_folder(out, "adam", 0) / "checkpoint.pt")["step"]
+    assert heard[-1].reason == f"saved after step {step:,} of 1,000,000"
 
 
 def test_threads_share_the_cores_of_the_cluster(cluster):

@@ -177,3 +177,22 @@ def test_ctrl_c_keeps_what_is_finished_and_says_what_is_missing(data, tmp_path):
     assert first.read_text() == kept
     page = (out / "report.html").read_text()
     assert "interrupted" in page or "missing" in page
+
+
+def test_sigterm_saves_the_runs_under_way_and_resume_makes_them_whole(data, tmp_path):
+    """As a time limit sends it, to the parent alone: its workers save before they end."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    few = ("--set", "train.checkpoints=1")
+    with started(arguments(data, cut, "--workers", "2", *few)) as process:
+        journal = cut / "alice/seed-0/records.jsonl"
+        wait_for(lambda: journal.exists() and '"event": "train"' in journal.read_text(), process)
+        os.kill(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, output
+    assert "interrupted: what is finished is kept" in output
+    assert list(cut.glob("*/seed-*/checkpoint.pt"))
+    for folder, more in ((cut, ["--resume"]), (whole, [])):
+        command = arguments(data, folder, "--workers", "1", *few, *more)
+        result = CliRunner().invoke(build(), command)
+        assert result.exit_code == 0, result.output
+    assert all_events(cut) == all_events(whole)

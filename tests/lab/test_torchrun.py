@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,14 @@ import torch
 
 pytest.importorskip("typer")
 
+from aliceopt.lab.launch import TIME_IS_UP
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute
 from aliceopt.lab.ranks import RankLost, Ranks, Together, together
-from aliceopt.lab.records import read_runs
+from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
 from aliceopt.lab.study import study_plan
 from aliceopt.lab.team import examples_in, part_of
-from lab_cases import all_events
+from lab_cases import all_events, small_plan
 from spawned import environment, running
 
 needs_gloo = pytest.mark.skipif(
@@ -59,6 +61,29 @@ def problem():
     return {"model": model, "loss": loss, "train": (rows, labels),
             "validation": (rows, labels), "metric": "accuracy", "batch_size": 9}
 '''
+STOPPED = """
+import sys, time
+from pathlib import Path
+from aliceopt.lab import stopping
+from aliceopt.lab.pool import execute
+from aliceopt.lab.ranks import lead, together
+from lab_cases import small_plan
+
+ADAM, SIX = eval(sys.argv[3])
+heard = []
+stopping.Stop.__bool__ = lambda stop: bool(heard)  # on rank 1 never true
+
+def command():
+    plan = small_plan(sys.argv[1], {"adam": ADAM}, train=SIX)
+    watch = lambda progress: heard.append(progress) if progress.step == 3 else None
+    ranks = together("local", "cpu", None)
+    try:
+        execute(plan, Path(sys.argv[2]), ranks, deadline=time.time() + 3600, watch=watch)
+    except KeyboardInterrupt as why:
+        print(f"[{why}]")
+
+lead(command)
+"""
 CHOSEN: dict[str, Any] = {"terms": ["glass+abs"], "steps": ["naq"], "baselines": ["adam"]}
 LIMIT_S = 240
 
@@ -131,6 +156,38 @@ def test_a_killed_rank_ends_the_job_and_resuming_gives_the_records_of_one_proces
     two = all_events(tmp_path / "two")
     assert [events[0].pop("ranks") for events in two.values()] == [2, 2]
     assert_close(two, all_events(tmp_path / "one"))
+
+
+@needs_gloo
+def test_rank_0_tells_all_ranks_that_the_time_is_up(tmp_path, monkeypatch):
+    """They stop between the same two steps and save; the next run is not begun, and nobody waits.
+
+    One process goes on from there, and it is as if it had been alone, but for rounding.
+    """
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    (tmp_path / "split_problem.py").write_text(PROBLEM)
+    for mark in ("raised-0", "raised-1", "killed-1"):
+        (tmp_path / mark).touch()  # all that has been
+    file, two = str(tmp_path / "split_problem.py"), tmp_path / "two"
+    adam = {"label": "Adam", "optimizer": "adam", "lr": 1e-2}
+    six = {"steps": 6, "evaluations": 1, "logs": 6}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += [str(tmp_path / "stopped.py"), file, str(two), repr((adam, six))]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    with running(command, environment(PYTHONPATH=path), tmp_path / "log") as process:
+        status = process.wait(LIMIT_S)
+    output = (tmp_path / "log").read_text(errors="replace")
+    assert status == 0, output
+    assert f"[{TIME_IS_UP}]" in output
+    assert [run.status for run in read_runs(two)] == ["interrupted", "missing"]
+    assert load_checkpoint(run_folder(two, "adam", 0) / "checkpoint.pt")["step"] == 3
+    plan = small_plan(file, {"adam": adam}, train=six)
+    execute(plan, two, Local(workers=1), resume=True)
+    execute(plan, tmp_path / "one", Local(workers=1))
+    found = all_events(two)
+    assert [events[0].pop("ranks", 1) for events in found.values()] == [2, 1]
+    assert_close(found, all_events(tmp_path / "one"))
 
 
 class Two(Ranks):

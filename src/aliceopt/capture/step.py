@@ -33,6 +33,7 @@ from .pointing import PointingBackend
 
 if TYPE_CHECKING:
     from ..alice import Alice
+    from ..driving import Driving
     from .recording import Recording, Rehearsal
 
 __all__ = ["CapturedStep", "capture"]
@@ -118,7 +119,8 @@ class CapturedStep:
         if self._check() != self._device:
             raise ValueError(f"the parameters were captured on {self._device} and have left it")
         self._fingerprint = None  # if this fails, the next call tries again
-        with no_collection(), warnings.catch_warnings(), gradients_aside(self._foreign()):
+        aside, paused = gradients_aside(self._foreign()), self.optimizer.looking_ahead.paused()
+        with no_collection(), warnings.catch_warnings(), aside, paused:
             # Gradients accumulated on another stream than usual: that is what a capture does.
             warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
             try:
@@ -213,7 +215,7 @@ class CapturedStep:
         rehearsal = Rehearsal(self._backend.kernels.send)
         self._backend.send = rehearsal.send
         probe = self._probe(full)
-        watch = self.optimizer._watch_buffers(probe)
+        watch = self.optimizer.watch.start() if full else None
         try:
             self._run(probe)
         finally:
@@ -289,7 +291,7 @@ class CapturedStep:
         ]
         return [sites, options, params, states]
 
-    def replay(self, optimizer: Alice) -> Any:
+    def replay(self, optimizer: Driving) -> Any:
         """Replay the step that is due; called by ``optimizer.step``."""
         if optimizer is not self.optimizer:
             raise ValueError("this step was captured with another optimizer")

@@ -26,7 +26,7 @@ def build() -> typer.Typer:
     """The command-line application."""
     import typer
 
-    from aliceopt.cli import claims, data, figures, lab, study
+    from aliceopt.cli import claims, data, figures, lab, results, study
 
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(lab.root)
@@ -37,6 +37,7 @@ def build() -> typer.Typer:
     app.command()(figures.figure)
     app.command("list")(lab.list_)
     app.add_typer(data.app)
+    app.add_typer(results.app)
     app.command()(claims.claims)
     return app
 

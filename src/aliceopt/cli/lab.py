@@ -40,12 +40,30 @@ def split_names(names: str | None) -> list[str] | None:
     return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
+def seeds_of(seeds: str | None) -> int | list[int] | None:
+    """How many, or which.
+
+    >>> seeds_of("3"), tuple(seeds_of("0,4")), tuple(seeds_of("5,"))
+    (3, (0, 4), (5,))
+    """
+    if seeds is None:
+        return None
+    try:
+        which = [int(part) for part in seeds.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(
+            f"--seeds takes how many, like 3, or which by commas, like 0,4; got {seeds!r}"
+        ) from None
+    return which if "," in seeds else which[0] if which else []
+
+
 def run(
     experiment: options.Experiment,
     scale: options.Scale = "lab",
     seeds: options.Seeds = None,
     set_: options.Set = None,
     methods: options.Methods = None,
+    precision: options.Precision = None,
     data: options.Data = None,
     out: options.Out = None,
     device: options.Device = "auto",
@@ -54,6 +72,7 @@ def run(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     tensorboard: options.TensorBoard = False,
+    minutes: options.Minutes = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Run one of the paper's experiments, then print its table beside the paper's."""
@@ -70,9 +89,10 @@ def run(
         plan = experiment_plan(
             experiment,
             scale,
-            seeds=seeds,
+            seeds=seeds_of(seeds),
             sets=set_ or [],
             methods=split_names(methods),
+            precision=precision,
             root=root_folder,
         )
         if dry_run:
@@ -83,7 +103,7 @@ def run(
             check_not_both(resume)
             clear(folder, plan.document)
         trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
-        how = carry_out.How(trainer, resume, tensorboard)
+        how = carry_out.How(trainer, resume, tensorboard, minutes)
         finished = carry_out.carry_out(plan, folder, how)
         if finished or carry_out.begun(folder):
             carry_out.print_experiment(folder)

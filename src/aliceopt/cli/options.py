@@ -33,6 +33,19 @@ Launcher = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the records in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the folder's old records.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, tf32 (TF32 products on CUDA) or bf16 (bfloat16 autocast, channels last); "
+        "the default is that of the settings."
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop after so long: runs under way save a checkpoint, and --resume goes on."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")
 ]
@@ -45,7 +58,13 @@ Scale = Annotated[
         help="paper (days), lab (minutes to hours on one GPU) or smoke (seconds on a CPU)."
     ),
 ]
-Seeds = Annotated[int | None, typer.Option(help="How many seeds; the default is the scale's.")]
+Seeds = Annotated[
+    str | None,
+    typer.Option(
+        help="How many seeds, like 3; or which, by commas, like 0,4 (5, is seed 5 alone). The "
+        "default is the scale's."
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one value, like train.epochs=10; repeat for more."),

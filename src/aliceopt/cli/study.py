@@ -27,6 +27,7 @@ def study(
     quick_steps: options.QuickSteps = None,
     budget: options.Budget = "steps",
     target: options.Goal = None,
+    precision: options.Precision = None,
     out: options.Out = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
@@ -63,6 +64,7 @@ def study(
             budget=budget,
             target=target,
             tune=tune,
+            precision=precision,
         )
         if dry_run:
             preview.print_plan(plan.final, plan.tuning)

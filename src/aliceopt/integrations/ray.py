@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.launch import Setting, Watcher, cores, lost, train_run
+from aliceopt.lab.launch import TIME_IS_UP, Setting, Watcher, cores, lost, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.spec import Run
 from aliceopt.lab.train import Progress
@@ -126,6 +126,8 @@ class _Task:
     run: Run
     stream: Any
     tries: int = 1
+    ended: bool = False
+    """Whether its run has come to an end, which it has not if the time was up before."""
 
 
 @dataclass
@@ -140,6 +142,7 @@ class Cluster:
     gpus: int = 0
     workers: int | None = None
     _tasks: list[_Task] = field(default_factory=list)
+    _left_out: bool = False  # whether the time was up before all was done
 
     @property
     def on_cpu(self) -> bool:
@@ -158,9 +161,11 @@ class Cluster:
         """As tasks of the cluster; those whose workers die are started again."""
         setting = replace(setting, folder=setting.folder.resolve())
         todo = list(runs)
+        self._left_out = False
         try:
-            while todo or self._tasks:
-                while todo and len(self._tasks) < (self.workers or len(runs)):
+            while self._tasks or (todo and not setting.over):
+                places = 0 if setting.over else self.workers or len(runs)
+                while todo and len(self._tasks) < places:
                     self._tasks.append(self._start(todo.pop(0), setting))
                 streams = {id(task.stream): task for task in self._tasks}
                 ready, _ = self.ray.wait([task.stream for task in self._tasks], num_returns=1)
@@ -168,6 +173,8 @@ class Cluster:
                     self._hear(streams[id(stream)], setting, watch)
         finally:
             self._stop()
+        if todo or self._left_out:
+            raise KeyboardInterrupt(TIME_IS_UP)
 
     def _start(self, run: Run, setting: Setting) -> _Task:
         cpus = run.training.threads if self.on_cpu else 1
@@ -180,9 +187,11 @@ class Cluster:
             progress: Progress = self.ray.get(next(task.stream))
         except StopIteration:
             self._tasks.remove(task)
+            self._left_out |= not task.ended
         except self.ray.exceptions.RayError as error:
             self._retry(task, setting, watch, error)
         else:
+            task.ended = progress.status not in ("running", "interrupted")
             watch(progress)
 
     def _retry(self, task: _Task, setting: Setting, watch: Watcher, error: Exception) -> None:
@@ -210,7 +219,12 @@ class Cluster:
 def _train(
     run: Run, setting: Setting, device: str, folder: str, path: list[str]
 ) -> Iterator[Progress]:
-    """The task: train a run and hand on its progress, in the folder the command was given in."""
+    """The task: train a run and hand on its progress, in the folder the command was given in.
+
+    It may have waited for a place until the time was up: then nothing begins.
+    """
+    if setting.over:
+        return
     if not (setting.folder / "plan.json").exists():
         raise FileNotFoundError(
             f"node {platform.node()} does not see {str(setting.folder)!r}: choose an --out that "

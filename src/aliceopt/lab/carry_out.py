@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from aliceopt.lab.live import Live
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, PlanError, experiment_plan, settings_of
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import RecordError, read_plan, read_runs
+from aliceopt.lab.stopping import terms_as_interrupts
 from aliceopt.lab.words import counted
 
 __all__ = [
@@ -89,10 +92,14 @@ class How:
     launcher: Launcher
     resume: bool = False
     tensorboard: bool = False
+    minutes: float | None = None
 
 
 def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
     """Run what is left of a plan, showing how it goes; False if it was interrupted."""
+    if how.minutes is not None and not 0 < how.minutes < math.inf:
+        raise PlanError(f"--minutes must be a number > 0, got {how.minutes:g}")
+    deadline = None if how.minutes is None else time.time() + 60 * how.minutes
     if how.tensorboard:
         importlib.import_module("torch.utils.tensorboard")  # if missing, told before any run
     todo = outstanding(plan, folder, resume=how.resume)
@@ -100,18 +107,20 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
     console = stdout_console()
     if title:
         console.print(f"{title}: {counted(len(todo), 'run')}", highlight=False)
+    left = [(run.method, run.seed) for run in todo]
     try:
-        with Live(plan.document, console, [(run.method, run.seed) for run in todo]) as live:
+        with terms_as_interrupts(), Live(plan.document, console, left) as live:
             execute(
                 plan,
                 folder,
                 how.launcher,
                 resume=how.resume,
                 tensorboard=how.tensorboard,
+                deadline=deadline,
                 watch=live,
             )
-    except KeyboardInterrupt:
-        console.print("interrupted: what is finished is kept")
+    except KeyboardInterrupt as why:
+        console.print(f"{str(why) or 'interrupted'}: what is finished is kept", highlight=False)
         return False
     return True
 
@@ -202,7 +211,8 @@ def print_experiments() -> None:
     """Names, what they are, and their cost at each scale."""
     table = Table("experiment", "what", "reference", *SCALES, title_justify="left")
     for name in EXPERIMENTS:
-        costs = [f"{experiment_plan(name, scale, read=False).gradients:.1e}" for scale in SCALES]
+        plans = [experiment_plan(name, scale, read=False, check=False) for scale in SCALES]
+        costs = [f"{plan.gradients:.1e}" for plan in plans]
         about = settings_of(name, "paper")
         table.add_row(name, about["title"], about["paper"].split(":")[0], *costs)
     stdout_console().print(table)

@@ -8,6 +8,7 @@ not tell which it was, but for times.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +20,31 @@ from aliceopt.lab.spec import Run
 from aliceopt.lab.team import Team
 from aliceopt.lab.train import Progress, train
 
-__all__ = ["Launcher", "Setting", "Watcher", "cores", "lost", "train_run"]
+__all__ = ["TIME_IS_UP", "Launcher", "Setting", "Watcher", "cores", "lost", "train_run"]
 
 
 Watcher = Callable[[Progress], None]
 """Somebody who is told how far a run has come, or that it has ended."""
 
+TIME_IS_UP = "the time is up"
+
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs of a plan share: where their records go, and what is written besides."""
+    """What all runs of a plan share: where their records go, what is written besides, until when.
+
+    ``deadline`` is in seconds of `time.time`, or None.
+    """
 
     folder: Path
     resume: bool = False
     tensorboard: bool = False
+    deadline: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.time() >= self.deadline
 
 
 class Launcher(Protocol):
@@ -50,7 +62,8 @@ class Launcher(Protocol):
     def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
         """Train all of them; ``watch`` hears of every end, also of runs that fail.
 
-        ``KeyboardInterrupt`` leaves what is finished, and nobody at work in the folder.
+        ``KeyboardInterrupt`` leaves what is finished, and nobody at work in the folder. It is
+        raised here, as `TIME_IS_UP`, if the time is up before all is done: runs under way save.
         """
         ...
 
@@ -62,18 +75,19 @@ def cores() -> int:
 
 def train_run(
     run: Run, setting: Setting, device: str, watch: Watcher, team: Team | None = None
-) -> None:
-    """Train one run in this process, with the threads that it is to have."""
+) -> str:
+    """Train one run in this process, with the threads that it is to have; returns its status."""
     if device == "cpu":
         torch.set_num_threads(run.training.threads)
-    train(
+    return train(
         run,
         setting.folder,
         device=device,
         resume=setting.resume,
         tensorboard=setting.tensorboard,
         report=watch,
-        team=team or Team(),
+        team=team,
+        deadline=setting.deadline,
     )
 
 

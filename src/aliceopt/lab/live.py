@@ -84,7 +84,7 @@ class Live:
             return
         if key in self._tasks:
             self._bars.remove_task(self._tasks.pop(key))
-        self._ended += 1
+        self._ended += progress.status != "interrupted"
         self._console.print(self._line(key, progress), highlight=False, markup=False)
 
     def _move(self, key: tuple[str, int], progress: train.Progress) -> None:

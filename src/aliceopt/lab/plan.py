@@ -62,21 +62,27 @@ def experiment_plan(
     name: str,
     scale: str = "lab",
     *,
-    seeds: int | None = None,
+    seeds: int | list[int] | None = None,
     sets: Iterable[str] = (),
     methods: Iterable[str] | None = None,
+    precision: str | None = None,
     root: Path | None = None,
     read: bool = True,
+    check: bool = True,
 ) -> Plan:
     """The plan of one of the paper's experiments at a scale, with a user's changes.
 
     With ``read`` the length of an epoch is that of the data, if it is there; else as published.
+    Without ``check`` options are not held against their optimizers, whose packages may be missing:
+    for a plan that is only looked at.
     """
     settings = settings_of(name, scale)
     for change in sets:
         _apply(settings, change)
     if seeds is not None:
         settings["seeds"] = seeds
+    if precision is not None:
+        settings["train"]["precision"] = precision
     chosen = choose(settings["methods"], methods, "method")
     if not chosen:
         raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")
@@ -89,7 +95,7 @@ def experiment_plan(
         "metric": settings["metric"],
     }
     batches = _batches(settings, read)
-    return plan_of(_about(name, scale, settings), problem, settings, chosen, batches)
+    return plan_of(_about(name, scale, settings), problem, settings, chosen, batches, check=check)
 
 
 def _about(name: str, scale: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,6 +116,8 @@ def plan_of(
     settings: Mapping[str, Any],
     methods: Mapping[str, Mapping[str, Any]],
     batches: int,
+    *,
+    check: bool = True,
 ) -> Plan:
     """Every method with every seed on one problem."""
     seeds = _seeds(settings["seeds"])
@@ -117,7 +125,8 @@ def plan_of(
     runs: list[Run] = []
     for key, method in methods.items():
         optimizer, options = _optimizer(key, method), _options(method, settings)
-        _check_options(key, optimizer, options)
+        if check:
+            _check_options(key, optimizer, options)
         training = _training(settings["train"], method, batches)
         label = method.get("label") or (label_of(options) if optimizer == "alice" else key)
         described[key] = {

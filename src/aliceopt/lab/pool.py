@@ -6,10 +6,12 @@ They ignore Ctrl-C, which is the parent's to handle, and end when the parent doe
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -18,7 +20,15 @@ from typing import Any
 
 import torch
 
-from aliceopt.lab.launch import Launcher, Setting, Watcher, cores, lost, train_run
+from aliceopt.lab.launch import (
+    TIME_IS_UP,
+    Launcher,
+    Setting,
+    Watcher,
+    cores,
+    lost,
+    train_run,
+)
 from aliceopt.lab.plan import Plan, PlanError
 from aliceopt.lab.records import RunRecord, read_plan, read_runs, write_plan
 from aliceopt.lab.spec import Run
@@ -26,6 +36,9 @@ from aliceopt.lab.train import Progress
 from aliceopt.lab.words import counted
 
 __all__ = ["Local", "execute", "outstanding"]
+
+GRACE = 30.0
+"""Seconds that a worker has to end its step and to save, before it is killed."""
 
 
 def execute(
@@ -35,10 +48,13 @@ def execute(
     *,
     resume: bool = False,
     tensorboard: bool = False,
+    deadline: float | None = None,
     watch: Watcher = lambda progress: None,
 ) -> None:
     """Carry out what is left of a plan; ``KeyboardInterrupt`` leaves what is finished.
 
+    It is raised here too, once the runs under way have saved a checkpoint: after SIGTERM, and from
+    ``deadline`` on (in seconds of `time.time`) if anything is left to do.
     ``launcher`` trains the runs; by default it is `Local`, one process a core.
     """
     launcher = launcher or Local()
@@ -47,7 +63,7 @@ def execute(
     write_plan(folder, plan.document)
     threads = _threads(plan, folder, launcher)
     runs = [_threaded(run, threads) for run in todo]
-    launcher.launch(runs, Setting(folder, resume, tensorboard), watch)
+    launcher.launch(runs, Setting(folder, resume, tensorboard, deadline), watch)
 
 
 def outstanding(plan: Plan, folder: Path, *, resume: bool) -> list[Run]:
@@ -73,11 +89,11 @@ def _refuse_other_plan(plan: Plan, folder: Path) -> None:
     if not (folder / "plan.json").exists():
         return
     there = read_plan(folder)
-    same = all(there.get(key) == plan.document[key] for key in ("kind", "name"))
+    same = all(there.get(key) == plan.document.get(key) for key in ("kind", "name", "scale"))
     if not same and any(run.status != "missing" for run in read_runs(folder, there)):
         raise PlanError(
-            f"{str(folder)!r} holds the records of {there.get('name')!r}: choose another --out, "
-            "or --overwrite"
+            f"{str(folder)!r} holds the records of {there.get('name')!r} at scale "
+            f"{there.get('scale')}: choose another --out, or --overwrite"
         )
 
 
@@ -89,14 +105,16 @@ def _check_same(run: Run, record: RunRecord) -> None:
     """Refuse to go on with records of another run."""
     if not record.config:
         return
-    names = ("optimizer", "options", "problem", "training")
+    names = ("optimizer", "options", "problem")
     try:
         before = _threaded(Run.from_dict(record.config), run.training.threads)
     except (KeyError, TypeError, ValueError):
-        other = list(names)  # written by another version
+        other = [*names, "training"]  # written by another version
     else:
         now = Run.from_dict(run.as_dict())
         other = [name for name in names if getattr(before, name) != getattr(now, name)]
+        old, new = vars(before.training), vars(now.training)
+        other += [f"train.{name}" for name in new if old[name] != new[name]]
     if other:
         raise PlanError(
             f"the records of {run.method}, seed {run.seed}, were made with other settings "
@@ -169,7 +187,8 @@ def _run_here(todo: Sequence[Run], setting: Setting, device: str, watch: Watcher
     threads = torch.get_num_threads()
     try:
         for run in todo:
-            train_run(run, setting, device, watch)
+            if setting.over or train_run(run, setting, device, watch) == "interrupted":
+                raise KeyboardInterrupt(TIME_IS_UP if setting.over else "")
     finally:
         torch.set_num_threads(threads)
 
@@ -192,6 +211,7 @@ class _Pool:
     ):
         self._todo = list(todo)
         self._setting, self._watch = setting, watch
+        self._left_out = False  # whether the time was up before all was done
         self._workers = [self._start(device) for device in devices]
 
     def run(self) -> None:
@@ -204,12 +224,23 @@ class _Pool:
                 for ready in wait(pipes):
                     worker = next(w for w in self._workers if w.pipe is ready)
                     self._hear(worker)
+            if self._left_out:
+                raise KeyboardInterrupt(TIME_IS_UP)
         finally:
-            for worker in self._workers:
-                worker.process.terminate()
-            for worker in self._workers:
-                worker.process.join()
-                worker.pipe.close()
+            self._end()
+
+    def _end(self) -> None:
+        """Tell every worker to save and leave; one that does not within `GRACE` is killed."""
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.pipe.send(None)
+            worker.process.terminate()
+        until = time.monotonic() + GRACE
+        for worker in self._workers:
+            worker.process.join(max(0.0, until - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
 
     def _start(self, device: str) -> _Worker:
         context = multiprocessing.get_context("spawn")
@@ -220,7 +251,8 @@ class _Pool:
         return _Worker(process, mine, device)
 
     def _give(self, worker: _Worker) -> None:
-        worker.run = self._todo.pop(0) if self._todo else None
+        worker.run = self._todo.pop(0) if self._todo and not self._setting.over else None
+        self._left_out |= worker.run is None and bool(self._todo)
         if worker.run is not None:
             try:
                 worker.pipe.send(worker.run)
@@ -237,6 +269,7 @@ class _Pool:
             return
         self._watch(progress)
         if progress.status != "running":
+            self._left_out |= progress.status == "interrupted"
             self._give(worker)
 
     def _replace(self, worker: _Worker, run: Run) -> None:
@@ -264,6 +297,8 @@ def _work(pipe: Connection, setting: Setting, device: str) -> None:
         try:
             run = pipe.recv()
         except EOFError:
+            return
+        if run is None:
             return
         train_run(run, setting, device, tell)
 

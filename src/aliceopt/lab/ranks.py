@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,10 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aliceopt.lab.launch import Setting, Watcher, cores, train_run
+from aliceopt.lab.launch import TIME_IS_UP, Setting, Watcher, cores, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.randomness import seed_all
 from aliceopt.lab.spec import Run
+from aliceopt.lab.stopping import Stop, terms_as_ever
 from aliceopt.lab.team import Team, examples_in, part_of
 from aliceopt.lab.train import accompany
 from aliceopt.lab.words import counted
@@ -71,11 +73,11 @@ class Ranks(Team):
         """Where this rank trains."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.local_rank}"
 
-    def begin(self, run: Run, saved: dict[str, Any] | None) -> None:
-        """Tell the others to train this run from this checkpoint."""
+    def begin(self, run: Run, saved: dict[str, Any] | None, deadline: float | None) -> None:
+        """Tell the others to train this run from this checkpoint, until this time."""
         self.idle = False
         self._begun += 1
-        self._send((run, self.kind, saved))
+        self._send((self.kind, run, saved, deadline))
 
     def dismiss(self) -> None:
         """Tell the others that this is all."""
@@ -85,15 +87,30 @@ class Ranks(Team):
     def _send(self, order: Any) -> None:
         dist.broadcast_object_list([order], src=0, group=self._orders)
 
-    def receive(self) -> tuple[Run, dict[str, Any] | None] | None:
-        """The next run to train along, or None when there is no more."""
+    def receive(self) -> tuple[Run, dict[str, Any] | None, float | None] | None:
+        """The next run to train along, as in `begin`, or None when there is no more."""
         received: list[Any] = [None]
         dist.broadcast_object_list(received, src=0, group=self._orders)
         if received[0] is None:
             return None
         self._begun += 1
-        run, self.kind, saved = received[0]
-        return run, saved
+        self.kind, run, saved, deadline = received[0]
+        return run, saved, deadline
+
+    def stopping(self, deadline: float | None) -> AbstractContextManager[Stop]:
+        """The deadline alone: by SIGTERM torchrun ends all ranks, of which some may be gone."""
+        return nullcontext(Stop(deadline))
+
+    def stops(self, stop: Stop) -> bool:
+        """Whether rank 0 is to stop. Ranks with clocks of their own would part between two steps.
+
+        Where there is no deadline, nobody asks.
+        """
+        if stop.deadline is None:
+            return False
+        told = torch.tensor(bool(stop))
+        dist.broadcast(told, src=0, group=self._orders)
+        return bool(told)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model under DDP, which averages gradients over ranks."""
@@ -180,13 +197,25 @@ class Together:
                 "(--methods, --baselines), or run it without torchrun"
             )
         try:
-            for run in runs:
-                train_run(run, setting, self.ranks.device, watch, self.ranks)
-                self.ranks.idle = True
+            with terms_as_ever():  # torchrun waits for whoever does not end by it
+                if self._all(runs, setting, watch):
+                    return
         except KeyboardInterrupt:
             # torchrun passes on the Ctrl-C that this process has had from the terminal.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise
+        raise KeyboardInterrupt(TIME_IS_UP)
+
+    def _all(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> bool:
+        """Whether the time was enough for all of them."""
+        for run in runs:
+            if setting.over:
+                return False
+            status = train_run(run, setting, self.ranks.device, watch, self.ranks)
+            self.ranks.idle = True
+            if status == "interrupted":
+                return False
+        return True
 
 
 _joined: list[Ranks] = []
@@ -243,8 +272,8 @@ def _follow(ranks: Ranks) -> None:
     warnings.simplefilter("ignore")  # rank 0 has the same to say
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     while (order := ranks.receive()) is not None:
-        run, saved = order
+        run, saved, deadline = order
         if ranks.kind == "cpu":
             torch.set_num_threads(run.training.threads)
-        accompany(run, saved, device=ranks.device, team=ranks)
+        accompany(run, saved, deadline, device=ranks.device, team=ranks)
     dist.destroy_process_group()

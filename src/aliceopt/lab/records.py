@@ -30,6 +30,7 @@ __all__ = [
     "RunRecord",
     "Silent",
     "load_checkpoint",
+    "read_found",
     "read_plan",
     "read_runs",
     "run_folder",
@@ -164,10 +165,13 @@ def versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """The commit this package is run from, with a mark if files differ; None if it is installed."""
+    """The commit this package is run from, with a mark if files differ; None if it is installed.
+
+    A copy without its history may be told the commit in $ALICEOPT_COMMIT.
+    """
     here = Path(__file__).resolve().parents[3]
     if not (here / ".git").exists():
-        return None
+        return os.environ.get("ALICEOPT_COMMIT") or None
     git = ["git", "-C", str(here)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -213,6 +217,18 @@ def read_runs(folder: Path, plan: dict[str, Any] | None = None) -> list[RunRecor
         path = run_folder(folder, method, seed) / "records.jsonl"
         runs.append(_read_run(path, RunRecord(method, label, seed)))
     return runs
+
+
+def read_found(folder: Path) -> list[RunRecord]:
+    """Every run that has begun in a folder, by method and seed, whatever its last plan names."""
+    runs = []
+    for path in Path(folder).glob("*/seed-*/records.jsonl"):
+        method, seed = path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
+        run = _read_run(path, RunRecord(method, method, seed))
+        if run.status != "missing":
+            run.label = run.start["run"].get("label", method)
+            runs.append(run)
+    return sorted(runs, key=lambda run: (run.method, run.seed))
 
 
 def _read_run(path: Path, run: RunRecord) -> RunRecord:

@@ -9,8 +9,8 @@ from typing import Any
 
 __all__ = ["PRECISIONS", "Run", "Schedule", "Training"]
 
-PRECISIONS = ("fp32", "tf32", "bf16")
-"""float32; float32 with TF32 products on CUDA; bfloat16 autocast."""
+PRECISIONS = ("float32", "tf32", "bf16")
+"""float32; float32 with TF32 products on CUDA; bfloat16 autocast: see `aliceopt.lab.precision`."""
 
 _SHAPES = ("constant", "cosine", "linear", "drops")
 
@@ -71,19 +71,21 @@ class Training:
         capture: on CUDA, replay steps from graphs.
         telemetry: record Alice's curvature at every evaluation.
         power_law: radius and directions for Figure 1's exponents at every evaluation, or None.
+        checkpoints: how often to save, evenly spaced; None: at every evaluation.
         keep_checkpoint: keep the last checkpoint of a finished run.
         threads: of a CPU run; part of the record, since sums depend on it.
     """
 
     steps: int
     schedule: Schedule = field(default_factory=Schedule)
-    precision: str = "fp32"
+    precision: str = "float32"
     evaluations: int = 20
     validation_batches: int | None = None
     logs: int = 50
     capture: bool = True
     telemetry: bool = True
     power_law: dict[str, Any] | None = None
+    checkpoints: int | None = None
     keep_checkpoint: bool = False
     threads: int = 1
 
@@ -92,9 +94,10 @@ class Training:
             raise ValueError(
                 f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}"
             )
-        for name in ("steps", "evaluations", "validation_batches", "logs", "threads"):
+        counts = ("steps", "evaluations", "validation_batches", "logs", "checkpoints", "threads")
+        for name in counts:
             value = getattr(self, name)
-            if name == "validation_batches" and value is None:
+            if name in ("validation_batches", "checkpoints") and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")

@@ -129,6 +129,7 @@ def study_plan(
     budget: str = "steps",
     target: float | None = None,
     tune: int = 3,
+    precision: str | None = None,
 ) -> Study:
     """A study of ``problem``, by default of a small convnet on scikit-learn's digits.
 
@@ -137,6 +138,8 @@ def study_plan(
     """
     _check_choices(budget, limit, tune)
     settings = _settings(seeds, epochs, limit, quick_steps)
+    if precision is not None:
+        settings["train"]["precision"] = precision
     source = _source(problem, settings)
     made = build_problem(source, seed=0)
     check_repeatable(made, build_problem(source, seed=0))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
 
 from aliceopt.lab.spec import Run
+from aliceopt.lab.stopping import Stop, stopped_by_signal
 
 __all__ = ["Team", "examples_in", "part_of"]
 
@@ -27,8 +29,16 @@ class Team:
         """Whether this process evaluates and records."""
         return self.rank == 0
 
-    def begin(self, run: Run, saved: dict[str, Any] | None) -> None:
-        """Tell the others to train this run from this checkpoint."""
+    def begin(self, run: Run, saved: dict[str, Any] | None, deadline: float | None) -> None:
+        """Tell the others to train this run from this checkpoint, until this time."""
+
+    def stopping(self, deadline: float | None) -> AbstractContextManager[Stop]:
+        """What becomes true when a run is to stop before its end."""
+        return stopped_by_signal(deadline)
+
+    def stops(self, stop: Stop) -> bool:
+        """Whether it is to stop now: the leader says so for all members."""
+        return bool(stop)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model to be called in training: its gradients are means over all members."""

@@ -12,7 +12,6 @@ import contextlib
 import datetime
 import math
 import platform
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.lab.blocks import blocks_of
+from aliceopt.lab.clock import Clock
 from aliceopt.lab.evaluation import evaluate, fresh_statistics, norms_of
 from aliceopt.lab.methods import Method, Step, make_method
 from aliceopt.lab.mirror import mirrored
+from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states
 from aliceopt.lab.records import (
@@ -38,6 +39,7 @@ from aliceopt.lab.records import (
     versions,
 )
 from aliceopt.lab.spec import Run
+from aliceopt.lab.stopping import Stop
 from aliceopt.lab.team import Team
 from aliceopt.lab.words import counted
 from aliceopt.landscape import power_law
@@ -71,9 +73,12 @@ def train(
     report: Report = lambda progress: None,
     tensorboard: bool = False,
     team: Team | None = None,
+    deadline: float | None = None,
 ) -> str:
     """Train one run to its end, with everything recorded under ``folder``; returns its status.
 
+    After SIGTERM, and from ``deadline`` on (in seconds of `time.time`), it saves a checkpoint
+    between two steps and returns "interrupted". A team minds the deadline alone.
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
     ``team``: the processes that share the work, of which this one leads; None: it is alone.
     """
@@ -89,9 +94,11 @@ def train(
     journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
     first = saved["step"] + 1 if saved else 0
     with contextlib.closing(journal), mirrored(journal, place, first, tensorboard):
-        team.begin(run, saved)
+        team.begin(run, saved, deadline)
         try:
-            return _Training(run, torch.device(device), journal, place, saved, report, team).go()
+            training = _Training(run, torch.device(device), journal, place, saved, report, team)
+            with team.stopping(deadline) as stop:
+                return training.go(stop)
         except Exception as error:
             team.agree(error)
             reason = f"{type(error).__name__}: {error}"
@@ -100,11 +107,15 @@ def train(
             return "failed"
 
 
-def accompany(run: Run, saved: dict[str, Any] | None, *, device: str, team: Team) -> None:
+def accompany(
+    run: Run, saved: dict[str, Any] | None, deadline: float | None, *, device: str, team: Team
+) -> None:
     """Train along with the process that leads the team, and record nothing."""
     try:
         nobody, nowhere = (lambda progress: None), Path()
-        _Training(run, torch.device(device), Silent(), nowhere, saved, nobody, team).go()
+        training = _Training(run, torch.device(device), Silent(), nowhere, saved, nobody, team)
+        with team.stopping(deadline) as stop:
+            training.go(stop)
     except Exception as error:
         team.agree(error)
 
@@ -132,13 +143,15 @@ class _Training:
     ):
         self.run, self.plan, self.device, self.place = run, run.training, device, place
         self.journal, self.report, self.team = journal, report, team
-        _set_precision(self.plan.precision)
+        set_products(self.plan.precision)
         problem = build_problem(run.problem, run.seed)
         self.problem = problem
         self.model: nn.Module = problem.model.to(device).train()
         if isinstance(problem.loss, nn.Module):
             problem.loss.to(device)  # it may hold the weights of classes
         self.data, self.validation = problem.train.to(device), problem.validation.to(device)
+        if lay_out_(self.model, self.plan.precision):
+            self.data, self.validation = ChannelsLast(self.data), ChannelsLast(self.validation)
         self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
         self.shared = team.wrap(self.model)
         team.seed(run.seed)
@@ -153,12 +166,14 @@ class _Training:
         else:
             self._restore(saved)
 
-    def go(self) -> str:
-        """Step until the end or until the loss is not finite."""
+    def go(self, stop: Stop) -> str:
+        """Step until the end, until the loss is not finite, or until told to stop."""
         run, plan, data = self.run, self.plan, self.data
         take = self._bind()
         self.clock.start()
         while self.step < plan.steps:
+            if self.team.stops(stop):
+                return self._leave()
             epoch, index = divmod(self.step, len(data))
             self.method.set_rate(plan.schedule.factor(self.step, plan.steps))
             self.losses += take(*data.batch(run.seed, epoch, index))
@@ -172,6 +187,9 @@ class _Training:
             if plan.due(self.step, plan.evaluations):
                 self.clock.pause()
                 self._evaluate()
+                self.clock.start()
+            if plan.due(self.step, plan.checkpoints or plan.evaluations):
+                self.clock.pause()
                 self._save()
                 self.clock.start()
         self.clock.pause()
@@ -209,14 +227,9 @@ class _Training:
 
     def _loss(self, inputs: Any, targets: Any) -> Tensor:
         inputs, targets, weight = self.team.part(inputs, targets)
-        with self._autocast():
+        with autocast(self.plan.precision, self.device):
             loss = self.problem.loss(self.shared(inputs), targets).reshape(())
         return loss if weight == 1 else loss * weight
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.plan.precision != "bf16":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
     # ---- records ------------------------------------------------------------------------------
 
@@ -256,7 +269,7 @@ class _Training:
         return math.isfinite(loss)
 
     def _evaluate(self) -> None:
-        with self.method.at_rest(), self._autocast():
+        with self.method.at_rest(), autocast(self.plan.precision, self.device):
             found = self._found() if self.team.leads else {"metric": math.nan}
         self.metric = metric = found["metric"]
         if math.isfinite(metric):
@@ -317,6 +330,13 @@ class _Training:
 
     # ---- checkpoints --------------------------------------------------------------------------
 
+    def _leave(self) -> str:
+        """Save, so that the run can go on from this very step; its records have no end yet."""
+        self.clock.pause()
+        self._save()
+        self._report("interrupted", f"saved after step {self.step:,} of {self.plan.steps:,}")
+        return "interrupted"
+
     def _save(self) -> None:
         self.team.mean_(self.losses)
         states = self.team.gather(self._random_states())
@@ -357,29 +377,6 @@ class _Training:
         restore_host_states(host)
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda[0].cpu(), self.device)
-
-
-class Clock:
-    """Seconds spent in steps; evaluation, records and checkpoints do not count."""
-
-    def __init__(self, device: torch.device):
-        self.seconds = 0.0
-        self._device, self._since = device, 0.0
-
-    def start(self) -> None:
-        """Go on counting."""
-        self._since = time.perf_counter()
-
-    def pause(self) -> None:
-        """Wait for the device, and stop counting."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.seconds += time.perf_counter() - self._since
-
-
-def _set_precision(precision: str) -> None:
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def _device_name(device: torch.device) -> str:

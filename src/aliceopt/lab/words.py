@@ -50,8 +50,8 @@ def training_in_words(
 
     ``own`` are the schedules of methods by label; those that differ from the plan's are told.
 
-    >>> training_in_words({"epochs": 8, "batches": 22, "batch_size": 64, "precision": "fp32"})
-    '8 epochs of 22 batches; batch size 64; fp32; learning rate constant'
+    >>> training_in_words({"epochs": 8, "batches": 22, "batch_size": 64, "precision": "float32"})
+    '8 epochs of 22 batches; batch size 64; float32; learning rate constant'
     """
     left = {k: v for k, v in training.items() if v is not None and k != "examples"}
     batches = left.pop("batches", None)

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from ..kernels import Backend, Backends, Round
 from ..kernels.eager import EagerBackend
+from ..lookahead import standing_still
 from ..options import check_model, check_parameter, prepare_gradients_
-from ..probe import BufferWatch, Probe
+from ..probe import Probe
 from ..sharding import local, reshard
 from ..site import Draw, Site, signs_of, state_dtype
 from ..warning import warn
+from ..watching import BufferWatch
 
 __all__ = ["Visit", "excursion", "grid_radius", "named_parameters", "sites_of"]
 
@@ -81,20 +83,6 @@ class _Serving(Backends):
     def split(self, sites: list[Site]) -> list[tuple[Backend, list[Site]]]:
         """All sites."""
         return [(self._backend, sites)]
-
-
-class _Watch(BufferWatch):
-    """Tells of buffers that could not be guarded, because only parameters were given."""
-
-    def stop(self) -> None:
-        """Stop watching, and warn of what was seen."""
-        changed, self._changed = self._changed, set()
-        super().stop()
-        if changed:
-            warn(
-                f"the evaluations updated buffers of {', '.join(sorted(changed))}, and only "
-                "parameters were given: pass the module instead, whose buffers are put back"
-            )
 
 
 def named_parameters(
@@ -179,7 +167,7 @@ def excursion(
     known = {id(p): p for p in (*params, *(model.parameters() if model is not None else ()))}
     before = [(param, param.grad) for param in known.values()]
     probe = Probe(list(sites), Draw(0, 0), False, _Serving(rays), model)
-    watch = _Watch() if model is None else None
+    watch = BufferWatch(None) if model is None else None
 
     def visit(draw: Draw, multiple: float) -> list[Tensor | None]:
         probe.draw, rays.multiple = draw, multiple
@@ -192,10 +180,16 @@ def excursion(
     try:
         for param, _ in before:
             param.grad = None  # else a backward would add to what is to be put back
-        yield visit, rays.reach
+        with standing_still(params):
+            yield visit, rays.reach
     finally:
         probe.cancel()
         for param, grad in before:
             param.grad = grad
         if watch is not None:
-            watch.stop()
+            changed = watch.changed()
+            if changed:
+                warn(
+                    f"the evaluations updated buffers of {changed}, and only parameters were "
+                    "given: pass the module instead, whose buffers are put back"
+                )

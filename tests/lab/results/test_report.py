@@ -74,10 +74,20 @@ def test_a_study_has_finding_table_figures_and_how_it_was_run(tmp_path: Path) ->
     for fact in ("12,345", "torch 2.13.0", "commit 0123456789abcdef", "batch size 64", "cosine"):
         assert fact in page.text
     rate = "learning rate rising over the first 5% of the run, then falling to zero along a cosine"
-    assert f"12 epochs of 22 batches; batch size 64; fp32; {rate}; 20 evaluations" in page.text
+    assert f"12 epochs of 22 batches; batch size 64; float32; {rate}; 20 evaluations" in page.text
     assert '{"' not in page.text
     assert "aliceopt study --seeds 3" in page.text
     assert "not tuned: each method's usual one" in page.text
+
+
+def test_the_precision_stands_under_every_table(tmp_path: Path) -> None:
+    """Between each table and whatever comes after it."""
+    study(tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    _, *after = text.split("</table>")
+    assert len(after) == 4
+    for rest in after:
+        assert "Precision: float32." in rest.split("</section>")[0].split("<table")[0]
 
 
 def test_it_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RunRecord
 
-__all__ = ["combination", "data_note", "is_generated", "problem_name"]
+__all__ = ["combination", "data_note", "is_generated", "precision_note", "problem_name"]
 
 STEP_NAMES = {"naq": "NAQ steps", "full": "full steps"}
 
@@ -31,6 +32,18 @@ def data_note(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
     """What the runs say of their data, else the plan's name of it."""
     notes = dict.fromkeys(str(run.start["data"]) for run in runs if run.start.get("data"))
     return "; ".join(notes) or str(plan.get("data", ""))
+
+
+def precision_note(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    """What the runs computed in, by their records, else by the plan: for the foot of a table.
+
+    >>> precision_note({"training": {"precision": "float32"}}, [])
+    'Precision: float32.'
+    """
+    told = [(run.config.get("training") or {}).get("precision") for run in runs]
+    found = dict.fromkeys(p for p in told if p)
+    usual = str((plan.get("training") or {}).get("precision", "float32"))
+    return f"Precision: {'; '.join(in_words(p) for p in found) or in_words(usual)}."
 
 
 def is_generated(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> bool:

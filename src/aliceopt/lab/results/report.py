@@ -16,7 +16,7 @@ from typing import Any
 from aliceopt.lab.figures.study_all import draw_study
 from aliceopt.lab.figures.study_look import Picture
 from aliceopt.lab.records import RunRecord, read_plan, read_runs
-from aliceopt.lab.results.describe import data_note, is_generated, problem_name
+from aliceopt.lab.results.describe import data_note, is_generated, precision_note, problem_name
 from aliceopt.lab.results.deviations import remark
 from aliceopt.lab.results.finding import Finding, find
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
@@ -66,13 +66,13 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
     drawn = draw_study(plan, runs, place / "figures", summary=summary, methods=not others)
     sections = [
         _header(plan, runs, summary),
-        _finding_section(plan, finding),
+        _finding_section(plan, runs, finding),
         _results_section(plan, runs, summary),
         _figures_section([*others, *drawn]),
         _missing_section(runs),
         _reading_section(plan),
         _setting_section(plan, runs, summary),
-        _section("All runs", _folded(counted(len(runs), "planned run"), run_table(plan, runs))),
+        _runs_section(plan, runs),
         _reproduce_section(plan, runs),
     ]
     path = place / "report.html"
@@ -127,14 +127,15 @@ def _dates(runs: Sequence[RunRecord]) -> str:
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
 
 
-def _finding_section(plan: Mapping[str, Any], finding: Finding) -> str:
+def _finding_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], finding: Finding) -> str:
     aside = {"trouble": ' class="aside"', "limits": ' class="aside"'}
     shown = [f"<p{aside.get(topic, '')}>{_unbroken(t)}</p>" for topic, t in finding.parts.items()]
     body = f'<div class="finding" id="finding">{"".join(shown)}</div>'
     if finding.comparisons:
         count = len(finding.comparisons)
         unit = "points" if plan["metric"] == "accuracy" else f"units of {plan['metric']}"
-        note = f'<p class="note">In {escape(unit)}; a positive gain is better.</p>'
+        said = f"In {unit}; a positive gain is better. {precision_note(plan, runs)}"
+        note = f'<p class="note">{escape(said)}</p>'
         title = "The comparison behind it" if count == 1 else f"The {count} comparisons behind it"
         body += _folded(title, comparison_table(plan, finding.comparisons) + note)
     return _section("Finding", body)
@@ -149,7 +150,8 @@ def _results_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
     better = "higher" if plan["better"] == "higher" else "lower"
     notes = [
         f"Final validation {plan['metric']} ({better} is better) over finished seeds; gradient "
-        "evaluations and time are medians of a run. The best median of each family is bold."
+        "evaluations and time are medians of a run. The best median of each family is bold.",
+        precision_note(plan, runs),
     ]
     if summary.target is not None:
         value = show_value(summary.target.value, plan["metric"])
@@ -231,8 +233,18 @@ def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
         "In all": f"{show_count(summary.gradients)} gradient evaluations, "
         f"{show_seconds(summary.seconds)} of training steps",
     }
-    settings = _folded("Settings of every method", settings_table(plan))
+    table = settings_table(plan) + _precision(plan, runs)
+    settings = _folded("Settings of every method", table)
     return _section("How it was run", _pairs(facts) + settings)
+
+
+def _runs_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    table = run_table(plan, runs) + _precision(plan, runs)
+    return _section("All runs", _folded(counted(len(runs), "planned run"), table))
+
+
+def _precision(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    return f'<p class="note">{escape(precision_note(plan, runs))}</p>'
 
 
 def _schedules(runs: Sequence[RunRecord]) -> dict[str, Mapping[str, Any]]:
@@ -286,7 +298,9 @@ def _reproduce_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> st
 
 def _command(plan: Mapping[str, Any]) -> str:
     """The command that the plan amounts to."""
-    seeds = ["--seeds", str(len(plan["seeds"]))]
+    which = plan["seeds"]
+    first = which == list(range(len(which)))
+    seeds = ["--seeds", str(len(which)) if first else ",".join(map(str, which)) + ","]
     if plan["kind"] == "experiment":
         return shlex.join(["aliceopt", "run", plan["name"], "--scale", plan["scale"], *seeds])
     source = plan.get("problem")

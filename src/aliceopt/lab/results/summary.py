@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aliceopt.lab.records import RunRecord, Status
+from aliceopt.lab.results.describe import precision_note
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.words import counted
 
@@ -259,6 +260,7 @@ def print_summary(
     judged = f"Final validation {metric} over {seeds} ({plan['better']} is better)"
     console.print(Text(f"{judged}; costs are medians"))
     console.print(_table(plan, summary, console.width))
+    console.print(Text(precision_note(plan, runs)), style="dim")
     if summary.target is not None:
         value = show_value(summary.target.value, metric)
         console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")

@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.records import RecordError, RunRecord, read_plan, read_runs
+from aliceopt.lab.results.describe import precision_note
 from aliceopt.lab.results.deviations import lost, remark, setting, title_of
 from aliceopt.lab.results.numbers import show_count, show_seconds
 from aliceopt.lab.results.summary import describe_counts, outcome, summarize
@@ -64,6 +65,7 @@ def experiment_table(folder: Path) -> dict[str, Any]:
         "better": plan["better"],
         "setting": setting(plan, runs),
         "reference": plan.get("reference"),
+        "precision": precision_note(plan, runs),
         "remark": remark(plan, runs),
         "lost": lost(runs),
         "rows": method_rows(plan, runs),
@@ -191,6 +193,7 @@ def print_table(folder: Path, console: Console) -> None:
     metric = f"{found['metric']} ({found['better']} is better)"
     console.print(Text(f"{metric}: minimum / median / maximum over seeds".capitalize()))
     console.print(_method_table(found["rows"], found["metric"], console.width))
+    console.print(Text(found["precision"]), style="dim")
     if found["reference"]:
         console.print(Text(f"Paper, {found['reference']}."), style="dim")
     if found["lost"]:

@@ -1,0 +1,76 @@
+"""``aliceopt results``: the runs that the repository keeps, as lines of JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aliceopt.cli.refusal import needs_lab, refuse
+
+app = typer.Typer(
+    name="results",
+    help="Keep the results of experiments as small records, and show them.",
+    no_args_is_help=True,
+)
+
+Source = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder of an experiment's records (the --out of aliceopt run), or a .jsonl file of "
+        "kept results."
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace kept runs that have other numbers.")
+]
+
+
+@app.command("add")
+def add_(
+    source: Source,
+    to: Annotated[Path, typer.Option(help="Folder of the kept results.")] = Path("results"),
+    overwrite: Overwrite = False,
+) -> None:
+    """Merge the runs that have ended into TO/EXPERIMENT.jsonl, one line a run.
+
+    Checkpoints stay where they are. A run that is kept already is left alone;
+    one that is kept with other numbers is refused.
+    """
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.results import kept
+    from aliceopt.lab.words import counted
+
+    with carry_out.told(refuse, needs_lab):
+        if not source.exists():
+            raise ValueError(f"there is no {str(source)!r}")
+        lines, left = kept.gather(source)
+        for done in kept.add(lines, to, overwrite=overwrite):
+            said = [f"{counted(done.new, 'run')} added"]
+            said += [f"{done.replaced} replaced"] if done.replaced else []
+            said += [f"{done.same} there already"] if done.same else []
+            typer.echo(f"{done.path}: {', '.join(said)}")
+        if left:
+            typer.echo(f"not ended, so not kept: {', '.join(left)}")
+        if not lines:
+            typer.echo("no run has ended: nothing was added")
+            raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    experiment: Annotated[
+        str | None, typer.Argument(help="See aliceopt list; the default is all.")
+    ] = None,
+    results: Annotated[Path, typer.Option("--from", help="Folder of the kept results.")] = Path(
+        "results"
+    ),
+) -> None:
+    """Print means over seeds, with gradients, seconds and precision."""
+    from aliceopt.claims.table import stdout_console
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.results.kept_table import print_kept
+
+    with carry_out.told(refuse, needs_lab):
+        print_kept(results, experiment, stdout_console())

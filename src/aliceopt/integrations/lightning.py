@@ -1,0 +1,261 @@
+"""Alice in Lightning: one callback, and automatic optimization takes three gradients where due.
+
+::
+
+    trainer = Trainer(callbacks=[AliceCallback()], gradient_clip_val=1.0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..alice import Alice
+from .window import Window
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers.logger import DummyLogger
+    from lightning.pytorch.loops.optimization.automatic import (
+        Closure,
+        ClosureResult,
+        _AutomaticOptimization,
+    )
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+    from torchmetrics import Metric
+except ImportError as error:
+    raise ImportError(
+        "aliceopt.integrations.lightning needs Lightning: pip install 'aliceopt[lightning]'"
+    ) from error
+
+__all__ = ["AliceCallback"]
+
+
+class AliceCallback(Callback):
+    """Teaches a Trainer's automatic optimization the measuring steps of Alice.
+
+    Each micro-batch is evaluated at every point of its step; only the evaluation at the center
+    logs, updates metrics and is returned. ``gradient_clip_val`` is handed to Alice as
+    ``max_grad_norm``, unless it has its own, and the Trainer does not clip. Other optimizers are
+    driven as before, and so is manual optimization, where ``self.optimizers()`` has
+    ``evaluations()``.
+
+    Args:
+        telemetry_every: steps between two reports of `aliceopt.Alice.telemetry` to the loggers,
+            per group; 0: none.
+        depth: also report every block of modules, as deep as this; None: groups only.
+    """
+
+    def __init__(self, telemetry_every: int = 50, depth: int | None = None):
+        if telemetry_every < 0:
+            raise ValueError(
+                f"telemetry_every must be a number of steps >= 0, got {telemetry_every}"
+            )
+        self.telemetry_every = telemetry_every
+        self.depth = depth
+        self._reported = 0
+        self._clip: float | int | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the seat of automatic optimization, before a checkpoint fills its counters."""
+        if not isinstance(trainer, Trainer):
+            raise TypeError(
+                f"AliceCallback is for lightning.pytorch.Trainer, got {type(trainer).__module__}: "
+                "import lightning.pytorch instead of pytorch_lightning"
+            )
+        loop = trainer.fit_loop.epoch_loop
+        if stage == "fit" and not isinstance(loop.automatic_optimization, _Evaluating):
+            progress = loop.automatic_optimization.optim_progress
+            loop.automatic_optimization = _Evaluating(trainer)
+            loop.automatic_optimization.optim_progress = progress
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Hand clipping over; forget the window of a run that was broken off."""
+        self._reported = trainer.global_step
+        if pl_module.automatic_optimization and _alices(trainer):
+            _check_batches(pl_module)
+            trainer.fit_loop.epoch_loop.automatic_optimization.window = Window()
+            self._take_over_clipping(trainer)
+
+    def _take_over_clipping(self, trainer: Trainer) -> None:
+        limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        if not limit:
+            return
+        if algorithm == "value":
+            raise ValueError(
+                f"gradient_clip_algorithm='value' would clip the three gradients of a step apart "
+                f"and fake curvature: use gradient_clip_algorithm='norm', got {limit!r} by value"
+            )
+        for optimizer in _alices(trainer):
+            if optimizer.defaults["max_grad_norm"] is None:
+                for group in optimizer.param_groups:
+                    group["max_grad_norm"] = float(limit)
+        self._clip, trainer.gradient_clip_val = limit, None
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give ``gradient_clip_val`` back to the Trainer."""
+        if self._clip is not None:
+            self._clip, trainer.gradient_clip_val = None, self._clip
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """The same, where `teardown` is not called."""
+        self.teardown(trainer, pl_module, "fit")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Report after every ``telemetry_every``-th step."""
+        step = trainer.global_step
+        due = self.telemetry_every > 0 and step % self.telemetry_every == 0
+        if not due or step == self._reported or not trainer.loggers:
+            return
+        self._reported = step
+        alices = _alices(trainer)
+        for i, optimizer in enumerate(alices):
+            prefix = "alice" if len(alices) == 1 else f"alice{i}"
+            report = _report(optimizer, prefix, self.depth)
+            # Not by self.log, which would repeat the numbers until the next report.
+            for logger in trainer.loggers:
+                logger.log_metrics(report, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+class _Evaluating(_AutomaticOptimization):
+    """Lightning's automatic optimization, with the rounds of Alice inside its closure."""
+
+    def __init__(self, trainer: Trainer):
+        super().__init__(trainer)
+        self.window = Window()
+
+    def _make_closure(self, kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
+        closure = super()._make_closure(kwargs, optimizer, batch_idx)
+        if not isinstance(optimizer, Alice) or self._skip_backward:
+            return closure
+        return _Rounds(closure, optimizer, self)
+
+    def _optimizer_step(self, batch_idx: int, closure: Callable[[], Any]) -> None:
+        """Evaluate first, so that what goes through all hooks to the optimizer makes no gradient.
+
+        Hooks that run before the step then run once, after all evaluations.
+        """
+        if isinstance(closure, _Rounds):
+            loss = closure()
+            super()._optimizer_step(batch_idx, lambda: loss)
+        elif self._skip_backward and _alices(self.trainer):
+            closure()  # there is nothing to step with
+        else:
+            super()._optimizer_step(batch_idx, closure)
+
+    def _training_step(self, kwargs: Any) -> ClosureResult:
+        # Without a backward pass (weight averaging renews BatchNorm statistics that way) there is
+        # nothing to look ahead for.
+        with torch.no_grad() if self._skip_backward else contextlib.nullcontext():
+            return super()._training_step(kwargs)
+
+    @property
+    def scaler(self) -> Any:
+        return getattr(self.trainer.precision_plugin, "scaler", None)
+
+
+class _Rounds(Closure):
+    """Lightning's closure, called at every point: once as it is, the other times in silence."""
+
+    def __init__(self, closure: Closure, optimizer: Alice, loop: _Evaluating):
+        super().__init__(closure._step_fn, closure._backward_fn, closure._zero_grad_fn)
+        self._optimizer = optimizer
+        self._loop = loop
+
+    def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
+        loop, result = self._loop, None
+        last = not loop.trainer.fit_loop._should_accumulate()
+        rounds = loop.window.evaluations(self._optimizer, last=last, scaler=loop.scaler)
+        for center in rounds:
+            if center:
+                result = super().closure(*args, **kwargs)
+            else:
+                with _silence(loop.trainer):
+                    self._probe()
+        return result
+
+    @torch.enable_grad()
+    def _probe(self) -> None:
+        loss = self._step_fn().closure_loss
+        if loss is not None:
+            self._backward_fn(loss)
+
+
+@contextlib.contextmanager
+def _silence(trainer: Trainer) -> Iterator[None]:
+    """Keep logs and metrics from noticing an evaluation."""
+    module, loggers = trainer.lightning_module, trainer.loggers
+    metrics = [_MetricState(m) for m in module.modules() if isinstance(m, Metric)]
+    trainer.loggers = [DummyLogger() for _ in loggers]
+    module.log = module.log_dict = _ignore
+    try:
+        yield
+    finally:
+        del module.log, module.log_dict
+        trainer.loggers = loggers
+        for state in metrics:
+            state.restore()
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _MetricState:
+    """A snapshot of what a metric has gathered, which is in attributes and not in buffers.
+
+    Metrics may share their states, so each is restored as the same object.
+    """
+
+    def __init__(self, metric: Metric):
+        self._metric = metric
+        self._there: dict[str, Any] = {name: getattr(metric, name) for name in metric._defaults}
+        self._saved: dict[str, Any] = {
+            name: value.clone() if isinstance(value, Tensor) else list(value)
+            for name, value in self._there.items()
+        }
+        self._notes = {name: getattr(metric, name) for name in ("_update_count", "_computed")}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for name, value in self._there.items():
+            if isinstance(value, Tensor):
+                value.copy_(self._saved[name])
+            else:
+                value[:] = self._saved[name]
+        for name, value in (self._there | self._notes).items():
+            setattr(self._metric, name, value)
+
+
+def _check_batches(module: LightningModule) -> None:
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise TypeError(
+            "training_step(dataloader_iter) would draw another batch at each point of a step: "
+            "write training_step(batch, batch_idx)"
+        )
+
+
+def _alices(trainer: Trainer) -> list[Alice]:
+    return [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, Alice)]
+
+
+def _report(optimizer: Alice, prefix: str, depth: int | None) -> dict[str, float]:
+    """Telemetry as flat names and numbers."""
+    report = optimizer.telemetry(depth=depth or 1)
+    parts = {f"group{i}": part for i, part in enumerate(report.groups)}
+    if len(parts) == 1:
+        parts = {"": report.groups[0]}
+    if depth is not None:
+        parts.update(report.blocks)
+    numbers = {f"{prefix}/gradient_evaluations": float(report.gradient_evaluations)}
+    for name, part in parts.items():
+        where = f"{prefix}/{name}" if name else prefix
+        for field, value in vars(part).items():
+            numbers[f"{where}/{field}"] = float(value)
+    return numbers

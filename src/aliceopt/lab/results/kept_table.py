@@ -1,0 +1,131 @@
+"""Kept results as tables: means over seeds with their uncertainty, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from aliceopt.lab.precision import in_words
+from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.kept import Line, read_kept, settings_digest
+from aliceopt.lab.results.numbers import decimals, show_count, show_seconds
+from aliceopt.lab.results.paired import student_quantile
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["kept_rows", "mean_and_half", "print_kept"]
+
+
+def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and half of its 95% interval by Student's t; None from a single value.
+
+    >>> mean, half = mean_and_half([1.0, 2.0, 3.0])
+    >>> mean, round(half, 3)
+    (2.0, 2.484)
+    """
+    if len(values) < 2:
+        return fmean(values), None
+    error = stdev(values) / math.sqrt(len(values))
+    return fmean(values), student_quantile(0.05, len(values) - 1) * error
+
+
+def kept_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """One row for runs that differ in their seed only, means over those that finished.
+
+    Other settings, another precision or another device make another row: nothing is mixed.
+    """
+    groups: dict[tuple[str, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault(_alike(line), []).append(line)
+    settings: dict[tuple[str, ...], set[str]] = {}
+    for key in groups:
+        settings.setdefault(key[:-1], set()).add(key[-1])
+    rows = []
+    for key, group in groups.items():
+        one = group[0]
+        done = [line for line in group if line["final"] is not None]
+        mean, half = mean_and_half([line["final"] for line in done]) if done else (None, None)
+        several = len(settings[key[:-1]]) > 1
+        rows.append(
+            {
+                **{k: one[k] for k in ("experiment", "scale", "method", "device", "precision")},
+                "label": f"{one['label']} [{key[-1]}]" if several else one["label"],
+                "metric": one["metric"],
+                "better": one["better"],
+                "mean": mean,
+                "half": half,
+                "finished": len(done),
+                "seeds": len(group),
+                "gradients": fmean(line["gradients"] for line in done) if done else None,
+                "seconds": fmean(line["seconds"] for line in done) if done else None,
+            }
+        )
+    return rows
+
+
+def _alike(line: Line) -> tuple[str, ...]:
+    """What runs of one row share; at the end a name of their settings."""
+    names = ("experiment", "scale", "device", "method", "precision")
+    return (*(line[name] for name in names), settings_digest(line))
+
+
+def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
+    """A table for every experiment, scale and device."""
+    from rich.text import Text
+
+    wanted = f"{experiment or '*'}.jsonl"
+    lines = [line for path in sorted(folder.glob(wanted)) for line in read_kept(path)]
+    if not lines:
+        of = f" of {experiment!r}" if experiment else ""
+        raise RecordError(
+            f"no results{of} in {str(folder)!r}: keep some with aliceopt results add FOLDER, the "
+            "folder being that of aliceopt run"
+        )
+    rows = kept_rows(lines)
+    for place in dict.fromkeys((r["experiment"], r["scale"], r["device"]) for r in rows):
+        mine = [r for r in rows if (r["experiment"], r["scale"], r["device"]) == place]
+        name, scale, device = place
+        metric = f"{mine[0]['metric']}, {mine[0]['better']} is better"
+        console.print(Text(f"{name}, {scale} scale, {device}: {metric}", style="bold"))
+        console.print(_table(mine))
+        meant = [in_words(p) for p in dict.fromkeys(r["precision"] for r in mine)]
+        console.print(Text(f"Precision: {'; '.join(meant)}."), style="dim")
+    console.print(
+        Text(
+            "Mean \u00b1 half of its 95% interval over finished seeds (Student's t); gradients and "
+            "seconds are means of a run, evaluation not counted."
+        ),
+        style="dim",
+    )
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
+    for head in ("seeds", "mean", "gradients", "seconds", "precision"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        whole = row["finished"] == row["seeds"]
+        seeds = str(row["seeds"]) if whole else f"{row['finished']} of {row['seeds']}"
+        costs = show_count(row["gradients"]), show_seconds(row["seconds"])
+        table.add_row(Text(row["label"]), seeds, show_mean(row), *costs, row["precision"])
+    return table
+
+
+def show_mean(row: dict[str, Any]) -> str:
+    """Like 93.41 \u00b1 0.12; without a spread for one seed, and a dash for none."""
+    if row["mean"] is None:
+        return "\u2013"
+    if row["half"] is None:
+        return f"{row['mean']:.2f}" if row["metric"] == "accuracy" else f"{row['mean']:.4g}"
+    places = max(2 if row["metric"] == "accuracy" else 0, decimals(row["half"]))
+    return f"{row['mean']:.{places}f} \u00b1 {row['half']:.{places}f}"

@@ -1,0 +1,162 @@
+"""Plain loops look ahead: a model's call in training mode finds its parameters at nu.
+
+`Alice` with ``model=`` is told of every outermost call of the model. One in training mode with
+gradients enabled is the first half of a gradient, and takes the parameters to nu. There they stay,
+through micro-batches and whatever else comes, until ``step()`` uses the gradients; a call in eval
+mode, a ``state_dict`` or a ``load_state_dict`` sends them home before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .alice import Alice
+
+__all__ = ["LookAhead", "standing_still"]
+
+
+_EVERYBODY: weakref.WeakSet[LookAhead] = weakref.WeakSet()
+
+
+class _Hook:
+    """A hook that does nothing in a copy of the model: copies do not drive the optimizer.
+
+    Pickled, it becomes a function of the standard library that takes anything and returns None,
+    so that a model saved whole can be loaded without this package.
+    """
+
+    def __init__(self, watcher: LookAhead, name: str):
+        self.watcher = watcher
+        self._name = name
+
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="Alice(..., model=model) moves the parameters before a forward pass. With "
+        "fullgraph=True give it the compiled module: model=torch.compile(model, fullgraph=True)"
+    )
+    def __call__(self, *args: Any) -> None:
+        getattr(self.watcher, self._name)(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class LookAhead:
+    """Tells an optimizer, which it holds weakly, of its model's calls."""
+
+    def __init__(self, optimizer: Alice, model: nn.Module | None):
+        self._optimizer = weakref.ref(optimizer)
+        self._roots = list(_callable(model)) if model is not None else []
+        self._known: Any = None
+        self._depth = 0
+        self._off = False
+        self._handles: list[Any] = []
+        for former in _of(optimizer._params()):
+            former.come_home()
+            former.stop()  # it would move the parameters behind our back
+        if model is not None:
+            _EVERYBODY.add(self)
+        for module in model.modules() if model is not None else ():
+            home = _Hook(self, "come_home")
+            self._handles.append(module.register_state_dict_pre_hook(home))
+            self._handles.append(module.register_load_state_dict_pre_hook(home))
+        for root in self._roots:
+            # Before FSDP2's own, which gathers the parameters as they are then.
+            enter, leave = _Hook(self, "enter"), _Hook(self, "leave")
+            options = {"prepend": True, "with_kwargs": True}
+            self._handles.append(root.register_forward_pre_hook(enter, **options))
+            self._handles.append(root.register_forward_hook(leave, always_call=True))
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A call begins; it counts if it is the outermost, and the parameters in it are ours."""
+        self._depth += 1
+        optimizer = self._optimizer()
+        if optimizer is None:
+            self.stop()
+        elif self._depth == 1 and not self._off and self._is_ours(module, optimizer):
+            self._before_call(optimizer, training=module.training, inputs=(args, kwargs))
+
+    @staticmethod
+    def _before_call(optimizer: Alice, *, training: bool, inputs: Any) -> None:
+        probe = optimizer._probe
+        if probe is not None and not probe.finished:
+            if probe.watch is not None:
+                probe.watch.saw(inputs)
+        elif not training:
+            optimizer.come_home()
+        elif torch.is_grad_enabled():
+            optimizer.look_ahead()
+
+    def leave(self, *_: Any) -> None:
+        """A call has ended, or failed."""
+        self._depth -= 1
+
+    def come_home(self, *_: Any) -> None:
+        """Somebody saves or loads the parameters."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            optimizer.come_home()
+
+    def params(self) -> list[nn.Parameter]:
+        """The optimizer's."""
+        optimizer = self._optimizer()
+        return optimizer._params() if optimizer is not None else []
+
+    def stop(self) -> None:
+        """Tell of nothing any more."""
+        _EVERYBODY.discard(self)
+        for handle in self._handles:
+            handle.remove()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Tell of nothing for a while: somebody else decides where the parameters are."""
+        self._off = True
+        try:
+            yield
+        finally:
+            self._off = False
+
+    def _is_ours(self, module: nn.Module, optimizer: Alice) -> bool:
+        """Not so for replicas, nor while `functional_call` has other tensors in their places."""
+        if not any(module is root for root in self._roots):
+            return False
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return True  # FSDP2 has tensors of its own there, every now and then
+        owner, name, param = self._known or (module, "", None)
+        if param is None or owner._parameters.get(name) is not param:
+            mine = set(map(id, optimizer._params()))
+            held = ((m, name, p) for m in module.modules() for name, p in m._parameters.items())
+            self._known = next((there for there in held if id(there[2]) in mine), None)
+        return self._known is not None
+
+
+def _callable(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, or the modules in it if it is a mere list or dictionary of them."""
+    if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
+        for child in model.children():
+            yield from _callable(child)
+    else:
+        yield model
+
+
+def _of(params: Iterable[Tensor]) -> list[LookAhead]:
+    """Everybody who looks ahead for an optimizer of any of these parameters."""
+    mine = set(map(id, params))
+    return [w for w in list(_EVERYBODY) if any(id(param) in mine for param in w.params())]
+
+
+@contextlib.contextmanager
+def standing_still(params: Iterable[Tensor]) -> Iterator[None]:
+    """Have these parameters at home, whoever trains them, and let no call of a model move them."""
+    with contextlib.ExitStack() as stack:
+        for watcher in _of(params):
+            watcher.come_home()
+            stack.enter_context(watcher.paused())
+        yield

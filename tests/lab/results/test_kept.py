@@ -1,0 +1,210 @@
+"""Results that the repository keeps: nothing twice, nothing lost, nothing that is no record."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aliceopt.lab.records import Journal, RecordError, run_folder, write_plan
+from aliceopt.lab.results.kept import REQUIRED, add, check_line, gather, read_kept
+from aliceopt.lab.results.kept_table import kept_rows, mean_and_half
+from experiment_records import write_records
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.lab.plan import experiment_plan
+
+NAME = "resnet18-methods"
+COMMITTED = Path(__file__).parents[3] / "results"
+DEVICE = "NVIDIA H200"
+
+
+def write_run(folder, method="adam", seed=0, *, final=93.0, status="finished", **changes):
+    """A run as the loop records it; ``changes`` are those of its plan."""
+    plan = experiment_plan(
+        NAME, "paper", read=False, seeds=[seed], methods=[method], root=Path("/disk"), **changes
+    )
+    write_plan(folder, plan.document)
+    (run,) = plan.runs
+    journal = Journal(run_folder(folder, method, seed) / "records.jsonl")
+    journal.write(
+        "start",
+        run={"method": method, "label": run.label, "seed": seed},
+        config=run.as_dict(),
+        versions={"torch": "2.11"},
+        device=DEVICE,
+        parameters=7,
+        batches=500,
+        data="50,000 images",
+        time=f"2026-11-1{seed}",
+    )
+    where = {}
+    for epoch in (45, 90):
+        where = {"step": 500 * epoch, "epoch": epoch, "gradients": 500 * epoch, "seconds": 1.0}
+        journal.write("train", **where, loss=1 / epoch, lr=0.1)
+        journal.write("evaluation", **where, loss=0.5, metric=final - 90 + epoch)
+    if status != "interrupted":
+        metric = final if status == "finished" else None
+        journal.write("end", **where, status=status, reason="", metric=metric, best=final)
+    journal.close()
+    return folder
+
+
+def results(*arguments):
+    return CliRunner().invoke(build(), ["results", *map(str, arguments)])
+
+
+def test_a_line_holds_all_that_its_number_needs_and_no_folder(tmp_path):
+    """Settings, versions, device, date, precision, costs and the curve, keys in one order."""
+    write_run(tmp_path / "runs", precision="bf16")
+    result = results("add", tmp_path / "runs", "--to", tmp_path / "kept")
+    assert result.exit_code == 0, result.output
+    assert "1 run added" in result.output
+    (text,) = (tmp_path / "kept" / f"{NAME}.jsonl").read_text().splitlines()
+    line = json.loads(text)
+    assert list(line) == list(REQUIRED)
+    assert "/disk" not in text
+    assert line["id"].startswith(f"{NAME}/paper/adam/bf16/seed-0/")
+    assert (line["final"], line["gradients"], line["device"]) == (93.0, 45_000, DEVICE)
+    assert line["precision"] == line["config"]["training"]["precision"] == "bf16"
+    assert line["curve"]["epoch"] == [45, 90]
+    assert line["curve"]["metric"] == [48.0, 93.0]
+    assert line["curve"]["training"]["loss"] == [0.0222222, 0.0111111]
+
+
+def test_adding_twice_changes_no_byte(tmp_path):
+    """Whatever the order; runs of methods that the last plan does not name count too."""
+    runs, kept = tmp_path / "runs", tmp_path / "kept"
+    write_run(runs, "sgd-m", 1)
+    write_run(runs, "adam", 0)
+    assert "2 runs added" in results("add", runs, "--to", kept).output
+    path = kept / f"{NAME}.jsonl"
+    before = path.read_bytes()
+    assert "0 runs added, 2 there already" in results("add", runs, "--to", kept).output
+    assert results("add", path, "--to", tmp_path / "other").exit_code == 0
+    assert path.read_bytes() == before == (tmp_path / "other" / path.name).read_bytes()
+
+
+def test_a_run_with_other_numbers_is_refused_unless_it_may_replace(tmp_path):
+    """The sentence names both; nothing is written, not even what would be new."""
+    kept = tmp_path / "kept"
+    results("add", write_run(tmp_path / "first", final=93.0), "--to", kept)
+    again = write_run(tmp_path / "again", final=92.5)
+    write_run(again, seed=1)
+    result = results("add", again, "--to", kept)
+    assert result.exit_code == 2
+    assert "93" in result.stderr
+    assert "92.5" in result.stderr
+    assert "--overwrite" in result.stderr
+    assert [line["final"] for line in read_kept(kept / f"{NAME}.jsonl")] == [93.0]
+    result = results("add", again, "--to", kept, "--overwrite")
+    assert "1 run added, 1 replaced" in result.output
+    assert [line["final"] for line in read_kept(kept / f"{NAME}.jsonl")] == [92.5, 93.0]
+
+
+def test_another_precision_is_another_run(tmp_path):
+    """Both are kept, and stand in rows of their own."""
+    kept = tmp_path / "kept"
+    for precision in ("tf32", "bf16"):
+        results("add", write_run(tmp_path / precision, precision=precision), "--to", kept)
+    lines = read_kept(kept / f"{NAME}.jsonl")
+    assert len({line["id"] for line in lines}) == 2
+    assert [row["precision"] for row in kept_rows(lines)] == ["bf16", "tf32"]
+
+
+def test_what_has_not_ended_is_left_out_and_what_diverged_is_kept(tmp_path):
+    """A mean over those that went well alone would lie."""
+    write_run(tmp_path, seed=0)
+    write_run(tmp_path, seed=1, status="diverged")
+    write_run(tmp_path, seed=2, status="interrupted")
+    lines, left = gather(tmp_path)
+    assert [line["status"] for line in lines] == ["finished", "diverged"]
+    assert left == ["Adam seed 2 (interrupted)"]
+    (row,) = kept_rows(lines)
+    assert (row["finished"], row["seeds"], row["mean"], row["half"]) == (1, 2, 93.0, None)
+
+
+def test_generated_data_and_studies_are_refused(tmp_path):
+    """Neither is a result of the paper's experiments."""
+    plan = write_records(tmp_path, NAME, "smoke", seeds=1, generated=True)
+    with pytest.raises(RecordError, match="generated data"):
+        gather(tmp_path)
+    write_plan(tmp_path, {**plan, "kind": "study"})
+    with pytest.raises(RecordError, match="holds a study"):
+        gather(tmp_path)
+
+
+def test_the_table_shows_mean_interval_costs_and_precision(tmp_path):
+    """Three seeds with a deviation of 1: half of the interval is 4.303 / sqrt(3)."""
+    for seed, final in enumerate((92.0, 93.0, 94.0)):
+        write_run(tmp_path / "runs", seed=seed, final=final, precision="bf16")
+    results("add", tmp_path / "runs", "--to", tmp_path / "kept")
+    result = results("show", NAME, "--from", tmp_path / "kept")
+    assert result.exit_code == 0, result.output
+    (row,) = [text for text in result.output.splitlines() if text.strip().startswith("Adam")]
+    assert row.split() == ["Adam", "3", "93.00", "\u00b1", "2.48", "45,000", "1.0", "s", "bf16"]
+    assert "Precision: bf16: bfloat16 autocast" in result.output
+    assert DEVICE in result.output
+    missing = results("show", "tt-limit", "--from", tmp_path / "kept")
+    assert missing.exit_code == 2
+    assert "no results of 'tt-limit'" in missing.stderr
+
+
+def test_settings_that_differ_are_never_averaged(tmp_path):
+    """Two rates of one method are two rows, told apart."""
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", seed=1, sets=["methods.adam.lr=0.01"])
+    lines = [line for part in ("a", "b") for line in gather(tmp_path / part)[0]]
+    rows = kept_rows(lines)
+    assert [row["seeds"] for row in rows] == [1, 1]
+    assert len({row["label"] for row in rows}) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"device": None}, "device is None"),
+        ({"seconds": "long"}, "seconds is 'long'"),
+        ({"final": None}, "status 'finished' with final None"),
+        ({"status": "failed"}, "status 'failed'"),
+        ({"seed": 5}, "is not that of its settings"),
+        ({"curve": {}}, "curve"),
+        ({"weights": []}, "unknown weights"),
+    ],
+)
+def test_a_line_that_is_no_record_is_refused(tmp_path, change, told):
+    """By name, whatever is wrong with it; and it cannot be added."""
+    ((line,), _) = gather(write_run(tmp_path))
+    check_line(line, "it")
+    with pytest.raises(RecordError, match=told):
+        check_line({**line, **change}, "it")
+    with pytest.raises(RecordError, match=told):
+        add([{**line, **change}], tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_line_that_lacks_something_is_refused(tmp_path):
+    """Every field is needed."""
+    ((line,), _) = gather(write_run(tmp_path))
+    for name in REQUIRED:
+        with pytest.raises(RecordError, match=f"it lacks '{name}'"):
+            check_line({k: v for k, v in line.items() if k != name}, "it")
+
+
+def test_the_mean_of_one_has_no_interval():
+    """Its uncertainty is not zero but unknown."""
+    assert mean_and_half([93.0]) == (93.0, None)
+
+
+def test_every_committed_line_is_a_record_and_files_are_as_add_writes_them(tmp_path):
+    """No number without its record; an empty folder has none, and that is fine."""
+    for path in sorted(COMMITTED.glob("*.jsonl")):
+        lines = read_kept(path)
+        assert lines, f"{path.name} is empty: delete it"
+        assert {line["experiment"] for line in lines} == {path.stem}
+        assert len({line["id"] for line in lines}) == len(lines)
+        add(lines, tmp_path)
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    assert not [path.name for path in COMMITTED.glob("*") if path.suffix not in (".jsonl", ".md")]

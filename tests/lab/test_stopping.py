@@ -1,0 +1,146 @@
+"""A run that is told to stop saves at once, and goes on from there as if nothing had been."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from aliceopt.lab.launch import TIME_IS_UP
+from aliceopt.lab.pool import GRACE, Local, execute
+from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
+from aliceopt.lab.stopping import stopped_by_signal, terms_as_interrupts
+from aliceopt.lab.train import train
+from lab_cases import all_events, events, small_plan, small_run, write_problem
+
+ADAM = {"label": "Adam", "optimizer": "adam", "lr": 1e-2}
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_problem(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def terminate_at(step):
+    """A report that sends SIGTERM to this process once."""
+    sent = []
+
+    def report(progress):
+        if progress.step >= step and not sent:
+            sent.append(progress)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return report
+
+
+@pytest.mark.parametrize("name", ["adam", "alice"])
+def test_sigterm_saves_between_two_steps_and_the_run_goes_on_to_the_bit(name, file, tmp_path):
+    """At step 3, where no checkpoint is due, and with few of them: nothing is done twice."""
+    run = small_run(file, name, {"lr": 1e-2}, checkpoints=1)
+    out, heard = tmp_path / "cut", []
+    terminate = terminate_at(3)
+
+    def report(progress):
+        heard.append(progress)
+        terminate(progress)
+
+    assert train(run, out, report=report) == "interrupted"
+    assert heard[-1].status == "interrupted"
+    assert heard[-1].reason == "saved after step 3 of 8"
+    assert load_checkpoint(run_folder(out, name, 1) / "checkpoint.pt")["step"] == 3
+    assert events(out, name, 1)[-1]["event"] != "end"
+    assert train(run, out, resume=True) == "finished"
+    train(run, tmp_path / "whole")
+    assert events(out, name, 1) == events(tmp_path / "whole", name, 1)
+
+
+def test_checkpoints_are_written_as_often_as_asked(file, tmp_path):
+    """Two in eight steps, at 4 and 8, though there are four evaluations."""
+    run = small_run(file, "adam", {"lr": 1e-2}, checkpoints=2)
+    path, found = run_folder(tmp_path, "adam", 1) / "checkpoint.pt", {}
+
+    def report(progress):
+        if path.exists():
+            found[progress.step] = load_checkpoint(path)["step"]
+
+    train(run, tmp_path, report=report)
+    assert 3 not in found
+    assert found[6] == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_when_the_time_is_up_nothing_new_begins(workers, file, tmp_path):
+    """Whoever waits is told; afterwards the rest can be resumed."""
+    plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt, match=TIME_IS_UP):
+        execute(plan, out, Local(workers=workers), deadline=time.time() - 1)
+    assert {run.status for run in read_runs(out)} == {"missing"}
+    execute(plan, out, Local(workers=1), resume=True, deadline=time.time() + 3600)
+    execute(plan, tmp_path / "whole", Local(workers=1))
+    assert all_events(out) == all_events(tmp_path / "whole")
+
+
+def test_a_run_under_way_stops_at_its_deadline(file, tmp_path):
+    """It has saved what it had."""
+    run = small_run(file, "adam", {"lr": 1e-2})
+    assert train(run, tmp_path, deadline=time.time() - 1) == "interrupted"
+    assert load_checkpoint(run_folder(tmp_path, "adam", 1) / "checkpoint.pt")["step"] == 0
+    assert train(run, tmp_path, resume=True) == "finished"
+
+
+def test_sigterm_in_one_process_ends_the_plan(file, tmp_path):
+    """The run under way is saved, the next one not begun."""
+    plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, out, Local(workers=1), watch=terminate_at(2))
+    assert [run.status for run in read_runs(out)] == ["interrupted", "missing"]
+
+
+def test_an_interrupt_lets_workers_save_and_waits_no_longer(file, tmp_path):
+    """Not the whole time that they would be given: 30 seconds."""
+    long = {"steps": 10**6, "evaluations": 1, "logs": 10**5}
+    plan, out, since = small_plan(file, {"adam": ADAM}, train=long), tmp_path / "out", []
+
+    def interrupt(progress):
+        if progress.step > 0:
+            since.append(time.monotonic())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, out, Local(workers=2), watch=interrupt)
+    assert time.monotonic() - since[0] < GRACE / 2
+    steps = [load_checkpoint(path)["step"] for path in out.glob("adam/*/checkpoint.pt")]
+    assert max(steps) > 0
+
+
+def test_signals_mean_what_they_meant_afterwards():
+    """And a thread, which may not ask for them, is left in peace."""
+    before = signal.getsignal(signal.SIGTERM)
+    with stopped_by_signal() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+    with pytest.raises(KeyboardInterrupt), terms_as_interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+    found = []
+
+    def elsewhere():
+        with stopped_by_signal() as stop:
+            found.append(bool(stop))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [False]
+    assert signal.getsignal(signal.SIGTERM) is before
