@@ -6,13 +6,8 @@ The local batches always differ, the global batch is always the same.
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +17,7 @@ from torch import Tensor
 
 from aliceopt.signs import block_signs, sign_key
 from aliceopt.site import COUNTERS
+from spawned import environment, running
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -84,31 +80,6 @@ class Outcomes(NamedTuple):
         result = self.references[name]
         assert "error" not in result, result["error"]
         return result
-
-
-def environment(**more: str) -> dict[str, str]:
-    """One thread a process, and the loopback device where there is one by the usual name."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", **more}
-    if "lo" in (name for _, name in socket.if_nameindex()):
-        env["GLOO_SOCKET_IFNAME"] = "lo"
-    return env
-
-
-@contextmanager
-def running(
-    command: list[str], env: dict[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, all of which is gone afterwards."""
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command, env=env, stdout=stream, stderr=stream, start_new_session=True
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def finish(processes: list[subprocess.Popen[bytes]], out: Path) -> Outcomes:

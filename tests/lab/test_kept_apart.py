@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.cli.folders import clear
 from aliceopt.lab.plan import PlanError
-from aliceopt.lab.pool import execute
+from aliceopt.lab.pool import Local, execute
 from aliceopt.lab.records import read_runs
 from aliceopt.lab.train import train
 from lab_cases import events, small_plan, small_run, write_problem
@@ -40,12 +40,12 @@ def test_overwriting_also_forgets_methods_of_earlier_plans(tmp_path: Path):
     """A plan may have shrunk; nothing that is not ours goes."""
     file, out = write_problem(tmp_path), tmp_path / "out"
     both = small_plan(file, {"adam": ADAM, "sgd": SGD})
-    execute(both, out, workers=1)
-    execute(small_plan(file, {"adam": ADAM}), out, workers=1, resume=True)
+    execute(both, out, Local(workers=1))
+    execute(small_plan(file, {"adam": ADAM}), out, Local(workers=1), resume=True)
     (out / "sgd" / "mine.txt").write_text("keep")
     clear(out, both.document)
     assert [str(p.relative_to(out)) for p in out.rglob("*")] == ["sgd", "sgd/mine.txt"]
-    execute(both, out, workers=1)
+    execute(both, out, Local(workers=1))
     assert {run.status for run in read_runs(out)} == {"finished"}
 
 
@@ -53,11 +53,11 @@ def test_a_plan_goes_on_only_where_it_began(tmp_path: Path):
     """Seconds of a GPU and of a CPU would end up in one median."""
     file, out = write_problem(tmp_path), tmp_path / "out"
     plan = small_plan(file, {"adam": ADAM})
-    execute(plan, out, workers=1)
+    execute(plan, out, Local(workers=1))
     records = out / "adam" / "seed-0" / "records.jsonl"
     records.write_text(records.read_text().replace('"device": "cpu', '"device": "Some GPU'))
     with pytest.raises(PlanError, match="Some GPU"):
-        execute(plan, out, workers=1, resume=True)
+        execute(plan, out, Local(workers=1), resume=True)
 
 
 def test_an_unreadable_checkpoint_ends_its_own_run_only(tmp_path: Path):
@@ -68,7 +68,7 @@ def test_an_unreadable_checkpoint_ends_its_own_run_only(tmp_path: Path):
     place.mkdir(parents=True)
     (place / "checkpoint.pt").write_bytes(b"no checkpoint")
     seen = []
-    execute(plan, out, workers=1, resume=True, watch=seen.append)
+    execute(plan, out, Local(workers=1), resume=True, watch=seen.append)
     failed = [p for p in seen if p.status == "failed"]
     assert [(p.method, p.seed) for p in failed] == [("adam", 0)]
     assert "checkpoint.pt" in failed[0].reason

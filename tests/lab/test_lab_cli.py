@@ -261,7 +261,7 @@ def test_an_interrupt_before_anything_finished_is_still_clean(monkeypatch, tmp_p
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("aliceopt.lab.pool.train", interrupted)
+    monkeypatch.setattr("aliceopt.lab.launch.train", interrupted)
     result = quick()
     assert result.exit_code == 130, result.output
     assert "not finished: Adam seed 0 (missing)" in result.output

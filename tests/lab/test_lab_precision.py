@@ -7,7 +7,7 @@ import torch
 
 from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.plan import PlanError, experiment_plan
-from aliceopt.lab.pool import execute, outstanding
+from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.precision import ChannelsLast, lay_out_
 from aliceopt.lab.problem import Problem
 from aliceopt.lab.train import train
@@ -123,7 +123,7 @@ def test_a_run_in_another_precision_is_another_run(tmp_path):
     file, out = write_problem(tmp_path), tmp_path / "out"
     adam = {"adam": {"label": "Adam", "optimizer": "adam", "lr": 1e-2}}
     train_ = {"steps": 2, "evaluations": 1, "logs": 1}
-    execute(small_plan(file, adam, seeds=1, train=train_), out, workers=1)
+    execute(small_plan(file, adam, seeds=1, train=train_), out, Local(workers=1))
     other = small_plan(file, adam, seeds=1, train={**train_, "precision": "bf16"})
     with pytest.raises(PlanError, match=r"other settings \(train\.precision\)"):
         outstanding(other, out, resume=True)

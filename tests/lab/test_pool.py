@@ -8,7 +8,7 @@ import torch
 
 from aliceopt.lab import pool
 from aliceopt.lab.plan import PlanError
-from aliceopt.lab.pool import execute, outstanding
+from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import read_runs, run_folder
 from lab_cases import all_events, small_plan, write_problem
 
@@ -38,7 +38,7 @@ def test_two_workers_leave_the_records_of_one(file, tmp_path):
     touched.
     """
     plan = small_plan(file, {"adam": ADAM, "alice": ALICE})
-    execute(plan, tmp_path / "one", workers=1)
+    execute(plan, tmp_path / "one", Local(workers=1))
     bad = small_plan(f"{file}:dies", {"sgd": {"label": "dies", "optimizer": "sgd", "lr": 0.1}})
     worse = small_plan(f"{file}:raises", {"adamw": {"label": "raises", "optimizer": "adamw"}})
     for other in (worse, bad):
@@ -46,7 +46,7 @@ def test_two_workers_leave_the_records_of_one(file, tmp_path):
         plan.document["methods"] |= other.document["methods"]
         plan.document["runs"][:0] = other.document["runs"][:1]
     heard = []
-    execute(plan, tmp_path / "two", workers=2, watch=heard.append)
+    execute(plan, tmp_path / "two", Local(workers=2), watch=heard.append)
     ends = {(p.method, p.seed): (p.status, p.reason) for p in heard if p.status != "running"}
     assert ends["sgd", 0] == ("failed", "its process ended with exit code 7")
     assert ends["adamw", 0][1].startswith("RuntimeError: a loss with")
@@ -65,7 +65,7 @@ def test_a_run_that_diverges_or_fails_does_not_stop_the_others(file, tmp_path):
     plan.runs += fine.runs
     plan.document["runs"] += fine.document["runs"]
     plan.document["methods"] |= fine.document["methods"]
-    execute(plan, tmp_path / "out", workers=1)
+    execute(plan, tmp_path / "out", Local(workers=1))
     states = [status for _, _, status in statuses(tmp_path / "out", plan)]
     assert states == ["diverged", "diverged", "finished", "finished"]
     assert outstanding(plan, tmp_path / "out", resume=True) == []
@@ -74,14 +74,14 @@ def test_a_run_that_diverges_or_fails_does_not_stop_the_others(file, tmp_path):
 def test_resuming_does_only_what_is_left(file, tmp_path):
     """A finished run is not touched, a failed one is tried again, a missing one is made."""
     plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
-    execute(plan, out, workers=1)
+    execute(plan, out, Local(workers=1))
     wanted = all_events(out)
     first, second = (run_folder(out, "adam", seed) / "records.jsonl" for seed in (0, 1))
     lines = second.read_text().splitlines(keepends=True)
     second.write_text(lines[0] + '{"event": "end", "status": "failed", "reason": "?"}\n')
     before = first.stat().st_mtime_ns
     assert [run.seed for run in outstanding(plan, out, resume=True)] == [1]
-    execute(plan, out, workers=1, resume=True)
+    execute(plan, out, Local(workers=1), resume=True)
     assert first.stat().st_mtime_ns == before
     assert all_events(out) == wanted
 
@@ -89,7 +89,7 @@ def test_resuming_does_only_what_is_left(file, tmp_path):
 def test_more_seeds_may_be_added_later(file, tmp_path):
     """The old seeds stay as they are."""
     out = tmp_path / "out"
-    execute(small_plan(file, {"adam": ADAM}, seeds=1), out, workers=1)
+    execute(small_plan(file, {"adam": ADAM}, seeds=1), out, Local(workers=1))
     more = small_plan(file, {"adam": ADAM, "alice": ALICE}, seeds=2)
     assert len(outstanding(more, out, resume=True)) == 3
 
@@ -97,7 +97,7 @@ def test_more_seeds_may_be_added_later(file, tmp_path):
 def test_records_are_not_mixed(file, tmp_path):
     """Without --resume a folder with records is refused; with it, other settings are, by name."""
     plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
-    execute(plan, out, workers=1)
+    execute(plan, out, Local(workers=1))
     with pytest.raises(PlanError, match="already holds records of 2 runs: --resume"):
         execute(plan, out)
     for other, named in (
@@ -118,7 +118,7 @@ def test_records_are_not_mixed(file, tmp_path):
 def test_the_folder_of_another_plan_is_refused(file, tmp_path):
     """Even where no method has the same name: its plan would be lost."""
     out = tmp_path / "out"
-    execute(small_plan(file, {"adam": ADAM}), out, workers=1)
+    execute(small_plan(file, {"adam": ADAM}), out, Local(workers=1))
     other = small_plan(file, {"alice": ALICE})
     other.document["name"] = "another"
     for resume in (False, True):
@@ -129,7 +129,7 @@ def test_the_folder_of_another_plan_is_refused(file, tmp_path):
 def test_records_of_another_version_are_refused(file, tmp_path):
     """A setting that this version does not know cannot be gone on with."""
     plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
-    execute(plan, out, workers=1)
+    execute(plan, out, Local(workers=1))
     path = run_folder(out, "adam", 0) / "records.jsonl"
     first, rest = path.read_text().split("\n", 1)
     start = json.loads(first)
@@ -146,12 +146,12 @@ def test_a_plan_goes_on_with_the_threads_it_began_with(file, tmp_path, monkeypat
     plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
     plan.runs.pop()
     planned = plan.document["runs"].pop()
-    execute(plan, out, workers=1)
+    execute(plan, out, Local(workers=1))
     assert read_runs(out)[0].config["training"]["threads"] == 2
     plan = small_plan(file, {"adam": ADAM})
     assert planned in plan.document["runs"]
     monkeypatch.setattr(pool, "cores", lambda: 1)
-    execute(plan, out, workers=1, resume=True)
+    execute(plan, out, Local(workers=1), resume=True)
     assert [r.config["training"]["threads"] for r in read_runs(out)] == [2, 2]
 
 
@@ -159,13 +159,14 @@ def test_threads_share_the_cores(file, tmp_path, monkeypatch):
     """By the plan's runs, not by what is left of them; never more than OMP_NUM_THREADS says."""
     plan, empty = small_plan(file, {"adam": ADAM}), tmp_path / "out"
     monkeypatch.setattr(pool, "cores", lambda: 8)
-    assert pool._threads(plan, empty, 2) == 1
+    two = Local(workers=2)
+    assert pool._threads(plan, empty, two) == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert pool._threads(plan, empty, 2) == 3
+    assert pool._threads(plan, empty, two) == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert pool._threads(plan, empty, 2) == 4
-    assert pool._threads(plan, empty, 100) == 1
-    assert pool.cores() == 8
+    assert pool._threads(plan, empty, two) == 4
+    assert Local(workers=100).threads(100) == 1
+    assert Local().threads(2) == 4
 
 
 def test_cores_are_those_this_process_may_use():
@@ -183,8 +184,8 @@ def test_an_interrupt_in_this_process_keeps_what_is_finished(file, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, out, workers=1, watch=watch)
+        execute(plan, out, Local(workers=1), watch=watch)
     assert [s for _, _, s in statuses(out, plan)] == ["finished", "interrupted"]
-    execute(plan, out, workers=1, resume=True)
-    execute(plan, tmp_path / "whole", workers=1)
+    execute(plan, out, Local(workers=1), resume=True)
+    execute(plan, tmp_path / "whole", Local(workers=1))
     assert all_events(out) == all_events(tmp_path / "whole")

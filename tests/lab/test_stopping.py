@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from aliceopt.lab.pool import TIME_IS_UP, execute
+from aliceopt.lab.launch import TIME_IS_UP
+from aliceopt.lab.pool import GRACE, Local, execute
 from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
 from aliceopt.lab.stopping import stopped_by_signal, terms_as_interrupts
 from aliceopt.lab.train import train
@@ -83,10 +84,10 @@ def test_when_the_time_is_up_nothing_new_begins(workers, file, tmp_path):
     """Whoever waits is told; afterwards the rest can be resumed."""
     plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt, match=TIME_IS_UP):
-        execute(plan, out, workers=workers, deadline=time.time() - 1)
+        execute(plan, out, Local(workers=workers), deadline=time.time() - 1)
     assert {run.status for run in read_runs(out)} == {"missing"}
-    execute(plan, out, workers=1, resume=True, deadline=time.time() + 3600)
-    execute(plan, tmp_path / "whole", workers=1)
+    execute(plan, out, Local(workers=1), resume=True, deadline=time.time() + 3600)
+    execute(plan, tmp_path / "whole", Local(workers=1))
     assert all_events(out) == all_events(tmp_path / "whole")
 
 
@@ -102,8 +103,25 @@ def test_sigterm_in_one_process_ends_the_plan(file, tmp_path):
     """The run under way is saved, the next one not begun."""
     plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, out, workers=1, watch=terminate_at(2))
+        execute(plan, out, Local(workers=1), watch=terminate_at(2))
     assert [run.status for run in read_runs(out)] == ["interrupted", "missing"]
+
+
+def test_an_interrupt_lets_workers_save_and_waits_no_longer(file, tmp_path):
+    """Not the whole time that they would be given: 30 seconds."""
+    long = {"steps": 10**6, "evaluations": 1, "logs": 10**5}
+    plan, out, since = small_plan(file, {"adam": ADAM}, train=long), tmp_path / "out", []
+
+    def interrupt(progress):
+        if progress.step > 0:
+            since.append(time.monotonic())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, out, Local(workers=2), watch=interrupt)
+    assert time.monotonic() - since[0] < GRACE / 2
+    steps = [load_checkpoint(path)["step"] for path in out.glob("adam/*/checkpoint.pt")]
+    assert max(steps) > 0
 
 
 def test_signals_mean_what_they_meant_afterwards():

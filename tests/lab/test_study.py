@@ -131,7 +131,7 @@ def test_an_interrupted_tuning_can_be_overwritten(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("aliceopt.lab.pool.train", interrupted)
+        patch.setattr("aliceopt.lab.launch.train", interrupted)
         result = tiny("--tune", 2)
     assert result.exit_code == 130, result.output
     assert "not finished" in result.output
@@ -147,16 +147,16 @@ def test_an_interrupted_tuning_can_be_overwritten(tmp_path, monkeypatch):
 
 def test_a_study_interrupted_after_its_tuning_is_still_clean(tmp_path, monkeypatch):
     """Nothing of the study has begun: exit 130, what is missing is named."""
-    from aliceopt.lab import pool
+    from aliceopt.lab import launch
 
-    real = pool.train
+    real = launch.train
 
     def interrupted(run, *arguments, **options):
         if run.seed != TUNING_SEED:
             raise KeyboardInterrupt
         return real(run, *arguments, **options)
 
-    monkeypatch.setattr(pool, "train", interrupted)
+    monkeypatch.setattr(launch, "train", interrupted)
     result = tiny("--tune", 2)
     assert result.exit_code == 130, result.output
     assert "not finished" in result.output

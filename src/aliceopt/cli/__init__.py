@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -46,4 +47,9 @@ def main() -> None:
     if _missing is not None:
         print(f"aliceopt: {needs_lab(_missing)}", file=sys.stderr)
         sys.exit(2)
-    build()()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun in each of its processes
+        from aliceopt.lab.ranks import lead
+
+        lead(build())
+    else:
+        build()()

@@ -68,6 +68,7 @@ def run(
     out: options.Out = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
+    launcher: options.Launcher = "local",
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     tensorboard: options.TensorBoard = False,
@@ -101,7 +102,8 @@ def run(
         if overwrite:
             check_not_both(resume)
             clear(folder, plan.document)
-        how = carry_out.How(device, workers, resume, tensorboard, minutes)
+        trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
+        how = carry_out.How(trainer, resume, tensorboard, minutes)
         finished = carry_out.carry_out(plan, folder, how)
         if finished or carry_out.begun(folder):
             carry_out.print_experiment(folder)

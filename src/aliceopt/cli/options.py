@@ -23,6 +23,13 @@ Device = Annotated[
 Workers = Annotated[
     int | None, typer.Option(help="Runs at once; the default is one a GPU, or one a CPU core.")
 ]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        help="local: processes of this machine; ray: a Ray cluster, the one there is (RAY_ADDRESS) "
+        "or one that is started here."
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the records in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the folder's old records.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]

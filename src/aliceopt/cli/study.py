@@ -31,6 +31,7 @@ def study(
     out: options.Out = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
+    launcher: options.Launcher = "local",
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     tensorboard: options.TensorBoard = False,
@@ -47,7 +48,6 @@ def study(
     from aliceopt.lab.study import study_folder, study_plan, tuned
 
     folder = study_folder(problem) if out is None else out
-    how = carry_out.How(device, workers, resume, tensorboard)
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
         if not dry_run:
             stack.enter_context(locked(folder))
@@ -72,6 +72,8 @@ def study(
         if overwrite:
             check_not_both(resume)
             clear(folder, plan.final.document, plan.tuning.document if plan.tuning else None)
+        trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
+        how = carry_out.How(trainer, resume, tensorboard)
         finished = plan.tuning is None or carry_out.carry_out(
             plan.tuning, folder / "tuning", how, title="tuning learning rates"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import os
 import shlex
 import sys
 import time
@@ -19,14 +20,16 @@ from rich.table import Table
 from aliceopt.claims.table import stdout_console
 from aliceopt.lab import data
 from aliceopt.lab.data import generate
+from aliceopt.lab.launch import Launcher
 from aliceopt.lab.live import Live
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, PlanError, experiment_plan, settings_of
-from aliceopt.lab.pool import execute, outstanding
+from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import RecordError, read_plan, read_runs
 from aliceopt.lab.stopping import terms_as_interrupts
 from aliceopt.lab.words import counted
 
 __all__ = [
+    "LAUNCHERS",
     "How",
     "all_diverged",
     "begun",
@@ -34,6 +37,7 @@ __all__ = [
     "check_data",
     "check_experiment",
     "data_root",
+    "launched",
     "missing",
     "print_experiment",
     "print_experiments",
@@ -57,12 +61,35 @@ def told(
         refuse(f"{error.strerror}: {error.filename!r}")
 
 
+LAUNCHERS = ("local", "ray")
+"""Who may be asked to train the runs."""
+
+
+@contextlib.contextmanager
+def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launcher]:
+    """Whoever is to train the runs, by name; under torchrun that is all of its ranks."""
+    if launcher not in LAUNCHERS:
+        raise PlanError(f"--launcher must be one of {', '.join(LAUNCHERS)}; got {launcher!r}")
+    if workers is not None and workers < 1:
+        raise PlanError(f"--workers must be a whole number >= 1, got {workers}")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from aliceopt.lab.ranks import together
+
+        yield together(launcher, device, workers)
+    elif launcher == "ray":
+        from aliceopt.integrations.ray import connected
+
+        with connected(device, workers) as cluster:
+            yield cluster
+    else:
+        yield Local(_devices(device), workers)
+
+
 @dataclass(frozen=True)
 class How:
     """How a plan is to be carried out, as the command line says it."""
 
-    device: str = "auto"
-    workers: int | None = None
+    launcher: Launcher
     resume: bool = False
     tensorboard: bool = False
     minutes: float | None = None
@@ -70,12 +97,9 @@ class How:
 
 def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
     """Run what is left of a plan, showing how it goes; False if it was interrupted."""
-    if how.workers is not None and how.workers < 1:
-        raise PlanError(f"--workers must be a whole number >= 1, got {how.workers}")
     if how.minutes is not None and not 0 < how.minutes < math.inf:
         raise PlanError(f"--minutes must be a number > 0, got {how.minutes:g}")
     deadline = None if how.minutes is None else time.time() + 60 * how.minutes
-    devices = _devices(how.device)
     if how.tensorboard:
         importlib.import_module("torch.utils.tensorboard")  # if missing, told before any run
     todo = outstanding(plan, folder, resume=how.resume)
@@ -89,8 +113,7 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
             execute(
                 plan,
                 folder,
-                devices=devices,
-                workers=how.workers,
+                how.launcher,
                 resume=how.resume,
                 tensorboard=how.tensorboard,
                 deadline=deadline,

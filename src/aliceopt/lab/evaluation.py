@@ -1,9 +1,10 @@
-"""Loss and metric of a model on a whole split."""
+"""Loss and metric of a model on a whole split, and what to do about BatchNorm before."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -12,8 +13,12 @@ from torch import nn
 
 from aliceopt.lab.data.splits import Split
 from aliceopt.lab.problem import Problem
+from aliceopt.probe import BufferGuard, RandomState
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "fresh_statistics", "norms_of"]
+
+STATISTICS_BATCHES = 50
+"""Batches from which BatchNorm statistics of averaged weights are taken."""
 
 
 @torch.no_grad()
@@ -59,3 +64,38 @@ def _size(targets: Any) -> int:
         return len(targets)
     except TypeError:
         return 1
+
+
+def norms_of(model: nn.Module) -> list[Any]:
+    """The modules of BatchNorm that keep running statistics."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
+
+
+@contextlib.contextmanager
+def fresh_statistics(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
+    """For a method that evaluates averaged weights: BatchNorm statistics of those weights.
+
+    The running statistics belong to the weights that are trained. The mean over a few training
+    batches gives those of the average; afterwards all is as before.
+    """
+    norms = norms_of(model)
+    if not norms:
+        yield
+        return
+    guard = BufferGuard(model)
+    random = RandomState(list({param.device for param in model.parameters()}))
+    momenta = [norm.momentum for norm in norms]
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean, in which nothing of before is left
+        with torch.no_grad():
+            for inputs in islice(batches, STATISTICS_BATCHES):
+                model(inputs)
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        guard.restore()
+        random.restore()

@@ -1,4 +1,4 @@
-"""Carry out a plan: one run after another, or several at once in worker processes.
+"""Carry out a plan: what is left of it goes to a launcher, by default to processes right here.
 
 Workers are told what to do one run at a time through a pipe of their own and answer with progress.
 They ignore Ctrl-C, which is the parent's to handle, and end when the parent does, however it ended.
@@ -6,12 +6,13 @@ They ignore Ctrl-C, which is the parent's to handle, and end when the parent doe
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,50 +20,32 @@ from typing import Any
 
 import torch
 
+from aliceopt.lab.launch import (
+    TIME_IS_UP,
+    Launcher,
+    Setting,
+    Watcher,
+    cores,
+    lost,
+    train_run,
+)
 from aliceopt.lab.plan import Plan, PlanError
 from aliceopt.lab.records import RunRecord, read_plan, read_runs, write_plan
 from aliceopt.lab.spec import Run
-from aliceopt.lab.train import Progress, train
+from aliceopt.lab.train import Progress
 from aliceopt.lab.words import counted
 
-__all__ = ["Watcher", "cores", "execute", "outstanding"]
-
-
-Watcher = Callable[[Progress], None]
-"""Somebody who is told how far a run has come, or that it has ended."""
+__all__ = ["Local", "execute", "outstanding"]
 
 GRACE = 30.0
 """Seconds that a worker has to end its step and to save, before it is killed."""
-
-TIME_IS_UP = "the time is up"
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """What all runs of a plan share."""
-
-    folder: Path
-    resume: bool
-    tensorboard: bool
-    deadline: float | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether the time is up."""
-        return self.deadline is not None and time.time() >= self.deadline
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def execute(
     plan: Plan,
     folder: Path,
+    launcher: Launcher | None = None,
     *,
-    devices: Sequence[str] = ("cpu",),
-    workers: int | None = None,
     resume: bool = False,
     tensorboard: bool = False,
     deadline: float | None = None,
@@ -72,22 +55,15 @@ def execute(
 
     It is raised here too, once the runs under way have saved a checkpoint: after SIGTERM, and from
     ``deadline`` on (in seconds of `time.time`) if anything is left to do.
-    ``workers`` is the number of processes: by default one a GPU, or one a core. One worker means
-    that the runs happen in this process.
+    ``launcher`` trains the runs; by default it is `Local`, one process a core.
     """
+    launcher = launcher or Local()
     todo = outstanding(plan, folder, resume=resume)
-    on_cpu = all(device == "cpu" for device in devices)
-    _check_device(read_runs(folder, plan.document), on_cpu)
+    _check_device(read_runs(folder, plan.document), launcher.on_cpu)
     write_plan(folder, plan.document)
-    count = workers or (cores() if on_cpu else len(devices))
-    threads = _threads(plan, folder, min(count, len(plan.runs)))
+    threads = _threads(plan, folder, launcher)
     runs = [_threaded(run, threads) for run in todo]
-    count = max(1, min(count, len(todo)))
-    setting = _Setting(folder, resume, tensorboard, deadline)
-    if count == 1:
-        _run_here(runs, setting, devices[0], watch)
-    else:
-        _Pool(runs, setting, [devices[i % len(devices)] for i in range(count)], watch).run()
+    launcher.launch(runs, Setting(folder, resume, tensorboard, deadline), watch)
 
 
 def outstanding(plan: Plan, folder: Path, *, resume: bool) -> list[Run]:
@@ -157,12 +133,12 @@ def _check_device(records: Sequence[RunRecord], on_cpu: bool) -> None:
             )
 
 
-def _threads(plan: Plan, folder: Path, workers: int) -> int:
+def _threads(plan: Plan, folder: Path, launcher: Launcher) -> int:
     """Threads of a run: sums depend on them, so a plan goes on with those it began with."""
     for record in read_runs(folder, plan.document):
         if record.config:
             return int(record.config["training"]["threads"])
-    share = max(1, cores() // max(1, workers))
+    share = launcher.threads(len(plan.runs))
     most = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(share, int(most))) if most.isdecimal() else share
 
@@ -171,26 +147,47 @@ def _threaded(run: Run, threads: int) -> Run:
     return replace(run, training=replace(run.training, threads=threads))
 
 
-def _train(run: Run, setting: _Setting, device: str, watch: Watcher) -> str:
-    """Its status."""
-    if device == "cpu":
-        torch.set_num_threads(run.training.threads)
-    return train(
-        run,
-        setting.folder,
-        device=device,
-        resume=setting.resume,
-        report=watch,
-        tensorboard=setting.tensorboard,
-        deadline=setting.deadline,
-    )
+# ---- processes of this machine -----------------------------------------------------------------
 
 
-def _run_here(todo: Sequence[Run], setting: _Setting, device: str, watch: Watcher) -> None:
+@dataclass(frozen=True)
+class Local:
+    """Trains runs on this machine, several at once.
+
+    ``workers`` is the number of processes: by default one a GPU, or one a core. One worker, or one
+    run, means that it happens in this process.
+    """
+
+    devices: Sequence[str] = ("cpu",)
+    workers: int | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether runs are trained on a CPU."""
+        return all(device == "cpu" for device in self.devices)
+
+    def threads(self, runs: int) -> int:
+        """The cores, divided among the runs that there are at once."""
+        return max(1, cores() // max(1, min(self._count(), runs)))
+
+    def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
+        """In worker processes, or one after another in this one."""
+        count = max(1, min(self._count(), len(runs)))
+        if count == 1:
+            _run_here(runs, setting, self.devices[0], watch)
+        else:
+            devices = [self.devices[i % len(self.devices)] for i in range(count)]
+            _Pool(runs, setting, devices, watch).run()
+
+    def _count(self) -> int:
+        return self.workers or (cores() if self.on_cpu else len(self.devices))
+
+
+def _run_here(todo: Sequence[Run], setting: Setting, device: str, watch: Watcher) -> None:
     threads = torch.get_num_threads()
     try:
         for run in todo:
-            if setting.over or _train(run, setting, device, watch) == "interrupted":
+            if setting.over or train_run(run, setting, device, watch) == "interrupted":
                 raise KeyboardInterrupt(TIME_IS_UP if setting.over else "")
     finally:
         torch.set_num_threads(threads)
@@ -210,7 +207,7 @@ class _Pool:
     """Worker processes, each given the next run when it has ended one."""
 
     def __init__(
-        self, todo: Sequence[Run], setting: _Setting, devices: Sequence[str], watch: Watcher
+        self, todo: Sequence[Run], setting: Setting, devices: Sequence[str], watch: Watcher
     ):
         self._todo = list(todo)
         self._setting, self._watch = setting, watch
@@ -235,6 +232,8 @@ class _Pool:
     def _end(self) -> None:
         """Tell every worker to save and leave; one that does not within `GRACE` is killed."""
         for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.pipe.send(None)
             worker.process.terminate()
         until = time.monotonic() + GRACE
         for worker in self._workers:
@@ -277,14 +276,13 @@ class _Pool:
         """A worker died (killed, out of memory): its run counts as failed, the others go on."""
         worker.process.join()
         reason = f"its process ended with exit code {worker.process.exitcode}"
-        steps = run.training.steps
-        self._watch(Progress(run.method, run.seed, 0, steps, 0, None, "failed", reason))
+        self._watch(lost(run, reason))
         fresh = self._start(worker.device)
         self._workers[self._workers.index(worker)] = fresh
         self._give(fresh)
 
 
-def _work(pipe: Connection, setting: _Setting, device: str) -> None:
+def _work(pipe: Connection, setting: Setting, device: str) -> None:
     """The life of a worker: runs from the pipe, progress back into it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -300,7 +298,9 @@ def _work(pipe: Connection, setting: _Setting, device: str) -> None:
             run = pipe.recv()
         except EOFError:
             return
-        _train(run, setting, device, tell)
+        if run is None:
+            return
+        train_run(run, setting, device, tell)
 
 
 def _end_with_parent() -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "Journal",
     "RecordError",
     "RunRecord",
+    "Silent",
     "load_checkpoint",
     "read_found",
     "read_plan",
@@ -77,6 +78,23 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class Silent(Journal):
+    """The journal of a process that has nothing to record, since another one does."""
+
+    def __init__(self) -> None:
+        self.mirror = None
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Nothing."""
+
+    def synced(self) -> int:
+        """No length."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def _finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Stop", "stopped_by_signal", "terms_as_interrupts"]
+__all__ = ["Stop", "stopped_by_signal", "terms_as_ever", "terms_as_interrupts"]
 
 
 class Stop:
@@ -49,6 +49,11 @@ def terms_as_interrupts() -> Iterator[None]:
 
     with _on_sigterm(interrupt):
         yield
+
+
+def terms_as_ever() -> contextlib.AbstractContextManager[None]:
+    """Within, SIGTERM ends the process at once."""
+    return _on_sigterm(signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ import contextlib
 import datetime
 import math
 import platform
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.lab.blocks import blocks_of
-from aliceopt.lab.evaluation import evaluate
+from aliceopt.lab.clock import Clock
+from aliceopt.lab.evaluation import evaluate, fresh_statistics, norms_of
 from aliceopt.lab.methods import Method, Step, make_method
 from aliceopt.lab.mirror import mirrored
 from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
@@ -32,21 +32,19 @@ from aliceopt.lab.randomness import host_states, restore_host_states
 from aliceopt.lab.records import (
     Journal,
     RecordError,
+    Silent,
     load_checkpoint,
     run_folder,
     save_checkpoint,
     versions,
 )
 from aliceopt.lab.spec import Run
-from aliceopt.lab.stopping import Stop, stopped_by_signal
+from aliceopt.lab.stopping import Stop
+from aliceopt.lab.team import Team
 from aliceopt.lab.words import counted
 from aliceopt.landscape import power_law
-from aliceopt.probe import BufferGuard, RandomState
 
-__all__ = ["Progress", "train"]
-
-STATISTICS_BATCHES = 50
-"""Batches from which BatchNorm statistics of averaged weights are taken."""
+__all__ = ["Progress", "accompany", "train"]
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,17 @@ def train(
     resume: bool = False,
     report: Report = lambda progress: None,
     tensorboard: bool = False,
+    team: Team | None = None,
     deadline: float | None = None,
 ) -> str:
     """Train one run to its end, with everything recorded under ``folder``; returns its status.
 
     After SIGTERM, and from ``deadline`` on (in seconds of `time.time`), it saves a checkpoint
-    between two steps and returns "interrupted".
+    between two steps and returns "interrupted". A team minds the deadline alone.
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
+    ``team``: the processes that share the work, of which this one leads; None: it is alone.
     """
+    team = team or Team()
     place = run_folder(folder, run.method, run.seed)
     try:
         saved = _checkpoint(place) if resume else None
@@ -93,15 +94,30 @@ def train(
     journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
     first = saved["step"] + 1 if saved else 0
     with contextlib.closing(journal), mirrored(journal, place, first, tensorboard):
+        team.begin(run, saved, deadline)
         try:
-            training = _Training(run, torch.device(device), journal, place, saved, report)
-            with stopped_by_signal(deadline) as stop:
+            training = _Training(run, torch.device(device), journal, place, saved, report, team)
+            with team.stopping(deadline) as stop:
                 return training.go(stop)
         except Exception as error:
+            team.agree(error)
             reason = f"{type(error).__name__}: {error}"
             journal.write("end", status="failed", reason=reason, trace=traceback.format_exc())
             report(Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", reason))
             return "failed"
+
+
+def accompany(
+    run: Run, saved: dict[str, Any] | None, deadline: float | None, *, device: str, team: Team
+) -> None:
+    """Train along with the process that leads the team, and record nothing."""
+    try:
+        nobody, nowhere = (lambda progress: None), Path()
+        training = _Training(run, torch.device(device), Silent(), nowhere, saved, nobody, team)
+        with team.stopping(deadline) as stop:
+            training.go(stop)
+    except Exception as error:
+        team.agree(error)
 
 
 def _checkpoint(place: Path) -> dict[str, Any] | None:
@@ -123,9 +139,10 @@ class _Training:
         place: Path,
         saved: dict[str, Any] | None,
         report: Report,
+        team: Team,
     ):
         self.run, self.plan, self.device, self.place = run, run.training, device, place
-        self.journal, self.report = journal, report
+        self.journal, self.report, self.team = journal, report, team
         set_products(self.plan.precision)
         problem = build_problem(run.problem, run.seed)
         self.problem = problem
@@ -136,6 +153,8 @@ class _Training:
         if lay_out_(self.model, self.plan.precision):
             self.data, self.validation = ChannelsLast(self.data), ChannelsLast(self.validation)
         self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
+        self.shared = team.wrap(self.model)
+        team.seed(run.seed)
         self.step = 0
         self.metric: float | None = None
         self.best: float | None = None
@@ -153,7 +172,7 @@ class _Training:
         take = self._bind()
         self.clock.start()
         while self.step < plan.steps:
-            if stop:
+            if self.team.stops(stop):
                 return self._leave()
             epoch, index = divmod(self.step, len(data))
             self.method.set_rate(plan.schedule.factor(self.step, plan.steps))
@@ -182,7 +201,8 @@ class _Training:
         """The function that takes a step on a batch, from CUDA graphs where that can be done."""
         batch = self.data.batch(self.run.seed, 0, 0)
         tensors = all(isinstance(part, Tensor) for part in batch)
-        if self.plan.capture and self.device.type == "cuda" and tensors:
+        alone = self.team.size == 1  # ranks exchange gradients within a step
+        if self.plan.capture and self.device.type == "cuda" and tensors and alone:
             try:
                 return self._captured(batch)
             except (RuntimeError, ValueError) as error:
@@ -206,8 +226,10 @@ class _Training:
     # ---- one gradient -------------------------------------------------------------------------
 
     def _loss(self, inputs: Any, targets: Any) -> Tensor:
+        inputs, targets, weight = self.team.part(inputs, targets)
         with autocast(self.plan.precision, self.device):
-            return self.problem.loss(self.model(inputs), targets).reshape(())
+            loss = self.problem.loss(self.shared(inputs), targets).reshape(())
+        return loss if weight == 1 else loss * weight
 
     # ---- records ------------------------------------------------------------------------------
 
@@ -231,10 +253,14 @@ class _Training:
             batches=len(self.data),
             data=self.problem.note,
             time=_now(),
+            **({"ranks": self.team.size} if self.team.size > 1 else {}),
         )
+        if self.team.size > 1 and norms_of(self.model):
+            self.journal.write("note", text="BatchNorm: means and variances of each rank's part")
 
     def _log(self) -> bool:
         """Record the mean training loss since the last time; False if it is not finite."""
+        self.team.mean_(self.losses)
         loss = self.losses.item() / self.since
         self.losses.zero_()
         self.since = 0
@@ -243,9 +269,8 @@ class _Training:
         return math.isfinite(loss)
 
     def _evaluate(self) -> None:
-        with self._as_evaluated():
-            most = self.plan.validation_batches
-            found = evaluate(self.problem, self.model, self.validation, most)
+        with self.method.at_rest(), autocast(self.plan.precision, self.device):
+            found = self._found() if self.team.leads else {"metric": math.nan}
         self.metric = metric = found["metric"]
         if math.isfinite(metric):
             better = max if self.problem.measure.better == "higher" else min
@@ -259,40 +284,13 @@ class _Training:
             self._measure_power_law(**self.plan.power_law)
         self._report()
 
-    @contextlib.contextmanager
-    def _as_evaluated(self) -> Iterator[None]:
-        """The parameters to be evaluated, their statistics, in the run's own precision."""
-        cast = autocast(self.plan.precision, self.device)
-        with self.method.at_rest(), cast, self._fresh_statistics():
-            yield
-
-    @contextlib.contextmanager
-    def _fresh_statistics(self) -> Iterator[None]:
-        """For a method that evaluates averaged weights: BatchNorm statistics of those weights.
-
-        The running statistics belong to the weights that are trained. The mean over a few training
-        batches gives those of the average; afterwards all is as before.
-        """
-        kind = nn.modules.batchnorm._BatchNorm
-        norms = [m for m in self.model.modules() if isinstance(m, kind) and m.track_running_stats]
-        if not (self.method.averages and norms and self.step):
-            yield
-            return
-        guard, random = BufferGuard(self.model), RandomState([self.device])
-        momenta = [norm.momentum for norm in norms]
-        try:
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # a plain mean, in which nothing of before is left
-            with torch.no_grad():
-                for index in range(min(STATISTICS_BATCHES, len(self.data))):
-                    self.model(self.data.batch(self.run.seed, 0, index)[0])
-            yield
-        finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum
-            guard.restore()
-            random.restore()
+    def _found(self) -> dict[str, float]:
+        """Loss and metric on the validation data."""
+        averaged = self.method.averages and self.step > 0
+        batches = (self.data.batch(self.run.seed, 0, i)[0] for i in range(len(self.data)))
+        with fresh_statistics(self.model, batches) if averaged else contextlib.nullcontext():
+            most = self.plan.validation_batches
+            return evaluate(self.problem, self.model, self.validation, most)
 
     def _measure_power_law(self, radius: float, directions: int = 4) -> None:
         inputs, targets = self.data.batch(self.run.seed, self.step // len(self.data), 0)
@@ -325,7 +323,7 @@ class _Training:
             "end", **self._where(), status=status, reason=reason, metric=metric, best=self.best
         )
         self.journal.synced()
-        if not self.plan.keep_checkpoint:
+        if self.team.leads and not self.plan.keep_checkpoint:
             (self.place / "checkpoint.pt").unlink(missing_ok=True)
         self._report(status, reason)
         return status
@@ -340,12 +338,16 @@ class _Training:
         return "interrupted"
 
     def _save(self) -> None:
-        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        self.team.mean_(self.losses)
+        states = self.team.gather(self._random_states())
+        if not self.team.leads:
+            return
         content = {
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
-            "random": host_states(),
-            "cuda": cuda,
+            "random": states[0][0],
+            "cuda": states[0][1],
+            "others": states[1:],
             "step": self.step,
             "seconds": self.clock.seconds,
             "losses": self.losses,
@@ -362,27 +364,19 @@ class _Training:
         self.step, self.metric, self.best = saved["step"], saved["metric"], saved["best"]
         self.clock.seconds, self.since = saved["seconds"], saved["since"]
         self.losses.copy_(saved["losses"])
-        restore_host_states(saved["random"])
+        states = [(saved["random"], saved["cuda"]), *saved.get("others", [])]
+        if self.team.rank < len(states):  # else there were fewer ranks before: as at the start
+            self._restore_random_states(*states[self.team.rank])
+
+    def _random_states(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """Those that this process draws from, on the host and on its device."""
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return host_states(), cuda
+
+    def _restore_random_states(self, host: dict[str, Any], cuda: list[Tensor]) -> None:
+        restore_host_states(host)
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["cuda"][0].cpu(), self.device)
-
-
-class Clock:
-    """Seconds spent in steps; evaluation, records and checkpoints do not count."""
-
-    def __init__(self, device: torch.device):
-        self.seconds = 0.0
-        self._device, self._since = device, 0.0
-
-    def start(self) -> None:
-        """Go on counting."""
-        self._since = time.perf_counter()
-
-    def pause(self) -> None:
-        """Wait for the device, and stop counting."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.seconds += time.perf_counter() - self._since
+            torch.cuda.set_rng_state(cuda[0].cpu(), self.device)
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,0 +1,96 @@
+"""Who trains the runs of a plan: what every launcher has in common.
+
+`aliceopt.lab.pool.Local` trains them in processes of this machine, `aliceopt.integrations.ray` on a
+Ray cluster, `aliceopt.lab.ranks.Ranks` one after another with all ranks of ``torchrun``. Records do
+not tell which it was, but for times.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from aliceopt.lab.spec import Run
+from aliceopt.lab.team import Team
+from aliceopt.lab.train import Progress, train
+
+__all__ = ["TIME_IS_UP", "Launcher", "Setting", "Watcher", "cores", "lost", "train_run"]
+
+
+Watcher = Callable[[Progress], None]
+"""Somebody who is told how far a run has come, or that it has ended."""
+
+TIME_IS_UP = "the time is up"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs of a plan share: where their records go, what is written besides, until when.
+
+    ``deadline`` is in seconds of `time.time`, or None.
+    """
+
+    folder: Path
+    resume: bool = False
+    tensorboard: bool = False
+    deadline: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.time() >= self.deadline
+
+
+class Launcher(Protocol):
+    """Whoever can train a list of runs."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether runs are trained on a CPU."""
+        ...
+
+    def threads(self, runs: int) -> int:
+        """Threads that each of so many runs gets on a CPU."""
+        ...
+
+    def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
+        """Train all of them; ``watch`` hears of every end, also of runs that fail.
+
+        ``KeyboardInterrupt`` leaves what is finished, and nobody at work in the folder. It is
+        raised here, as `TIME_IS_UP`, if the time is up before all is done: runs under way save.
+        """
+        ...
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def train_run(
+    run: Run, setting: Setting, device: str, watch: Watcher, team: Team | None = None
+) -> str:
+    """Train one run in this process, with the threads that it is to have; returns its status."""
+    if device == "cpu":
+        torch.set_num_threads(run.training.threads)
+    return train(
+        run,
+        setting.folder,
+        device=device,
+        resume=setting.resume,
+        tensorboard=setting.tensorboard,
+        report=watch,
+        team=team,
+        deadline=setting.deadline,
+    )
+
+
+def lost(run: Run, reason: str) -> Progress:
+    """What a watcher is told of a run whose process is gone: nobody else can tell."""
+    return Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", reason)

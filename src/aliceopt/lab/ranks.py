@@ -1,0 +1,279 @@
+"""Runs under ``torchrun``: every rank trains its part of each batch, rank 0 does all the rest.
+
+Rank 0 is the command itself: it plans, locks, evaluates, records and prints. The other ranks wait
+for a run, train it along, and wait for the next, so they need neither the folder nor the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from aliceopt.lab.launch import TIME_IS_UP, Setting, Watcher, cores, train_run
+from aliceopt.lab.plan import PlanError
+from aliceopt.lab.randomness import seed_all
+from aliceopt.lab.spec import Run
+from aliceopt.lab.stopping import Stop, terms_as_ever
+from aliceopt.lab.team import Team, examples_in, part_of
+from aliceopt.lab.train import accompany
+from aliceopt.lab.words import counted
+
+__all__ = ["RankLost", "Ranks", "Together", "lead", "together"]
+
+PATIENCE = timedelta(days=1)
+"""Ranks wait while rank 0 evaluates or draws; torchrun notices by itself when one has died."""
+
+GRACE = 120.0
+"""Seconds that a rank that failed waits for the others to fail alike."""
+
+_TWICE = ("adahessian",)
+
+
+class RankLost(ValueError):
+    """A rank of torchrun is gone, or does something else than the others."""
+
+
+class Ranks(Team):
+    """All processes that torchrun started, joined in one group."""
+
+    def __init__(self) -> None:
+        cuda = torch.cuda.is_available() and dist.is_nccl_available()
+        self._store, self.rank, self.size = next(dist.rendezvous("env://", timeout=PATIENCE))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=dist.PrefixStore("ranks", self._store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=PATIENCE,
+        )
+        self._orders = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        self.kind = "cpu"
+        self._begun = 0
+        self.idle = True
+        """False while a run is under way: then nobody listens to orders."""
+
+    @property
+    def device(self) -> str:
+        """Where this rank trains."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.local_rank}"
+
+    def begin(self, run: Run, saved: dict[str, Any] | None, deadline: float | None) -> None:
+        """Tell the others to train this run from this checkpoint, until this time."""
+        self.idle = False
+        self._begun += 1
+        self._send((self.kind, run, saved, deadline))
+
+    def dismiss(self) -> None:
+        """Tell the others that this is all."""
+        self._send(None)
+        dist.destroy_process_group()
+
+    def _send(self, order: Any) -> None:
+        dist.broadcast_object_list([order], src=0, group=self._orders)
+
+    def receive(self) -> tuple[Run, dict[str, Any] | None, float | None] | None:
+        """The next run to train along, as in `begin`, or None when there is no more."""
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=self._orders)
+        if received[0] is None:
+            return None
+        self._begun += 1
+        self.kind, run, saved, deadline = received[0]
+        return run, saved, deadline
+
+    def stopping(self, deadline: float | None) -> AbstractContextManager[Stop]:
+        """The deadline alone: by SIGTERM torchrun ends all ranks, of which some may be gone."""
+        return nullcontext(Stop(deadline))
+
+    def stops(self, stop: Stop) -> bool:
+        """Whether rank 0 is to stop. Ranks with clocks of their own would part between two steps.
+
+        Where there is no deadline, nobody asks.
+        """
+        if stop.deadline is None:
+            return False
+        told = torch.tensor(bool(stop))
+        dist.broadcast(told, src=0, group=self._orders)
+        return bool(told)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model under DDP, which averages gradients over ranks."""
+        if self.kind == "cpu":
+            return DistributedDataParallel(model)
+        torch.cuda.set_device(self.local_rank)
+        return DistributedDataParallel(model, device_ids=[self.local_rank])
+
+    def part(self, inputs: Any, targets: Any) -> tuple[Any, Any, float]:
+        """This rank's rows, and their share of the batch times the number of ranks.
+
+        Weighted so, the mean over ranks of a mean over rows is the mean over the whole batch, also
+        where it does not divide evenly.
+        """
+        size = examples_in(inputs)
+        if size < self.size:
+            raise ValueError(
+                f"a batch of {counted(size, 'example')} cannot be split over {self.size} ranks: "
+                "choose a larger batch_size, or a smaller --nproc_per_node"
+            )
+        start, stop = (size * rank // self.size for rank in (self.rank, self.rank + 1))
+        mine = [part_of(value, start, stop, size) for value in (inputs, targets)]
+        return mine[0], mine[1], (stop - start) * self.size / size
+
+    def mean_(self, value: Tensor) -> None:
+        """Replace a number by its mean over ranks."""
+        dist.all_reduce(value)
+        value /= self.size
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on rank 0."""
+        values = [None] * self.size if self.leads else None
+        dist.gather_object(value, values, dst=0, group=self._orders)
+        return values or []
+
+    def seed(self, seed: int) -> None:
+        """Rank 0 goes on with the numbers of a single process, the others draw their own."""
+        if not self.leads:
+            seed_all(int(np.random.SeedSequence([seed, self.rank]).generate_state(1)[0]))
+
+    def agree(self, error: Exception) -> None:
+        """Return if every rank failed: then the run did. If some did not, the job cannot go on.
+
+        Those wait for gradients and cannot be asked, so they are counted in torchrun's store.
+        """
+        key, until = f"failed in run {self._begun}", time.monotonic() + GRACE
+        try:
+            count = self._store.add(key, 1)
+            while count < self.size and time.monotonic() < until:
+                time.sleep(0.05)
+                count = self._store.add(key, 0)
+            if count < self.size:
+                self._store.add(key, -self.size)  # those who fail because this rank leaves
+        except RuntimeError:  # whoever kept it is gone
+            count = 0
+        if count < self.size:
+            raise RankLost(
+                f"rank {self.rank} of {self.size} failed and others did not, or are gone "
+                f"({type(error).__name__}: {error}): the same command with --resume goes on"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Together:
+    """The launcher of rank 0: one run after another, each by all ranks."""
+
+    ranks: Ranks
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether runs are trained on a CPU."""
+        return self.ranks.kind == "cpu"
+
+    def threads(self, runs: int) -> int:
+        """The cores of this machine, divided among its ranks."""
+        return max(1, cores() // self.ranks.local_size)
+
+    def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
+        """Train them; a run that fails on every rank does not stop the others."""
+        refused = sorted({run.method for run in runs if run.optimizer in _TWICE})
+        if refused:
+            raise PlanError(
+                f"{', '.join(refused)} differentiates twice, which DDP cannot: leave it out "
+                "(--methods, --baselines), or run it without torchrun"
+            )
+        try:
+            with terms_as_ever():  # torchrun waits for whoever does not end by it
+                if self._all(runs, setting, watch):
+                    return
+        except KeyboardInterrupt:
+            # torchrun passes on the Ctrl-C that this process has had from the terminal.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise
+        raise KeyboardInterrupt(TIME_IS_UP)
+
+    def _all(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> bool:
+        """Whether the time was enough for all of them."""
+        for run in runs:
+            if setting.over:
+                return False
+            status = train_run(run, setting, self.ranks.device, watch, self.ranks)
+            self.ranks.idle = True
+            if status == "interrupted":
+                return False
+        return True
+
+
+_joined: list[Ranks] = []
+
+
+def together(launcher: str, device: str, workers: int | None) -> Together:
+    """The launcher that the options of a command mean under torchrun, on its rank 0."""
+    if not _joined:
+        raise PlanError("under torchrun the command is: torchrun ... -m aliceopt.cli run NAME ...")
+    if launcher != "local" or workers not in (None, 1):
+        option = f"--launcher {launcher}" if launcher != "local" else f"--workers {workers}"
+        raise PlanError(
+            f"{option}: under torchrun all ranks train one run after another; leave it out, or "
+            "do without torchrun"
+        )
+    ranks = _joined[0]
+    ranks.kind = _kind(device, ranks.local_size)
+    return Together(ranks)
+
+
+def _kind(device: str, ranks: int) -> str:
+    """Whether every rank has a GPU of its own to train on, or all use the CPU."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise PlanError(f"--device must be auto, cpu or cuda under torchrun; got {device!r}")
+    count = torch.cuda.device_count()
+    if device == "cpu" or (device == "auto" and not count):
+        return "cpu"
+    if count < ranks:
+        raise PlanError(
+            f"--device {device}: {ranks} ranks need as many GPUs, there are {count} here: "
+            f"--nproc_per_node {max(1, count)}, or --device cpu"
+        )
+    return "cuda"
+
+
+def lead(command: Callable[[], object]) -> None:
+    """Run a command on rank 0, with the other ranks at its disposal, who print nothing."""
+    ranks = Ranks()
+    if not ranks.leads:
+        _follow(ranks)
+        return
+    _joined.append(ranks)
+    try:
+        command()
+    finally:
+        _joined.clear()
+        if ranks.idle:  # else torchrun ends the others: they are in the middle of a run
+            ranks.dismiss()
+
+
+def _follow(ranks: Ranks) -> None:
+    """The life of every other rank."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    warnings.simplefilter("ignore")  # rank 0 has the same to say
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    while (order := ranks.receive()) is not None:
+        run, saved, deadline = order
+        if ranks.kind == "cpu":
+            torch.set_num_threads(run.training.threads)
+        accompany(run, saved, deadline, device=ranks.device, team=ranks)
+    dist.destroy_process_group()

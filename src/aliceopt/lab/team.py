@@ -1,0 +1,93 @@
+"""The processes that train one run together, and what they have to share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+
+from aliceopt.lab.spec import Run
+from aliceopt.lab.stopping import Stop, stopped_by_signal
+
+__all__ = ["Team", "examples_in", "part_of"]
+
+
+class Team:
+    """One process by itself: it leads, and has nothing to share.
+
+    `aliceopt.lab.ranks.Ranks` is several. Every member does everything in the same order; the one
+    that ``leads`` also evaluates, records and writes checkpoints.
+    """
+
+    rank = 0
+    size = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates and records."""
+        return self.rank == 0
+
+    def begin(self, run: Run, saved: dict[str, Any] | None, deadline: float | None) -> None:
+        """Tell the others to train this run from this checkpoint, until this time."""
+
+    def stopping(self, deadline: float | None) -> AbstractContextManager[Stop]:
+        """What becomes true when a run is to stop before its end."""
+        return stopped_by_signal(deadline)
+
+    def stops(self, stop: Stop) -> bool:
+        """Whether it is to stop now: the leader says so for all members."""
+        return bool(stop)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model to be called in training: its gradients are means over all members."""
+        return model
+
+    def part(self, inputs: Any, targets: Any) -> tuple[Any, Any, float]:
+        """This member's part of a batch, and the weight of its loss in the mean over members."""
+        return inputs, targets, 1.0
+
+    def mean_(self, value: Tensor) -> None:
+        """Replace a number by its mean over members."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every member's value, in the order of ranks, where the leader asks; else nothing."""
+        return [value]
+
+    def seed(self, seed: int) -> None:
+        """Let members draw different random numbers from here on: masks of dropout, say."""
+
+    def agree(self, error: Exception) -> None:
+        """Return if all members failed alike; raise if it was not the run that failed."""
+
+
+def examples_in(value: Any) -> int:
+    """Rows of the first tensor in a batch; ValueError where there is none."""
+    if isinstance(value, Tensor) and value.dim() > 0:
+        return len(value)
+    parts = list(value.values()) if isinstance(value, Mapping) else value
+    if isinstance(parts, tuple | list) and parts:
+        return examples_in(parts[0])
+    raise ValueError(
+        f"a batch cannot be split over ranks: it holds a {type(value).__name__} where a tensor "
+        "with one row an example is needed"
+    )
+
+
+def part_of(value: Any, start: int, stop: int, size: int) -> Any:
+    """Rows ``start`` to ``stop`` of every tensor in a batch of ``size`` examples."""
+    if isinstance(value, Tensor) and value.dim() > 0:
+        if len(value) != size:
+            raise ValueError(
+                f"a batch cannot be split over ranks: one tensor has {size} rows, another "
+                f"{len(value)}"
+            )
+        return value[start:stop]
+    if isinstance(value, Mapping):
+        return {key: part_of(item, start, stop, size) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(part_of(item, start, stop, size) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(part_of(item, start, stop, size) for item in value)
+    return value  # a number or a name that goes for the whole batch
