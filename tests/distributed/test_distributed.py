@@ -290,6 +290,15 @@ def test_no_forward_sees_stale_weights_or_gradients(outcomes: Outcomes, name: st
         assert identical(result["with"], result["without"])
 
 
+@pytest.mark.parametrize("name", ["ddp", "ddp accumulate", "fsdp", "fsdp accumulate"])
+def test_plain_loops_look_ahead_in_every_process(outcomes: Outcomes, name: str) -> None:
+    """To the bit what the loop over evaluations() does, with validation at the position."""
+    for result in outcomes.of(f"plain {name}"):
+        assert result["losses"][0] == result["losses"][1]
+        assert result["losses"][2] == [0, 1, 1, 1, 1, 1]  # before the first step nu is the position
+        assert identical(result["with"], result["without"])
+
+
 @pytest.mark.parametrize(
     "name", ["plain", "replicated", "sharded", "full", "flat", "one process"], ids=str
 )

@@ -267,6 +267,29 @@ def pending_gather() -> Result:
     return disturbed(gather, FSDP)
 
 
+def plain_loop(run: Run) -> Result:
+    """Six steps by a plain backward, against the loop over evaluations; validation in between."""
+    options = {"hessian": "none", "glass": False, "step_fraction": 1.0, "lookahead": 2.0}
+
+    def outcome(plain: bool) -> tuple[list[Tensor], list[float]]:
+        model, losses = wrapped(run), []
+        optimizer = alice(model, **options)
+        for step in range(6):
+            optimizer.zero_grad()
+            for _ in range(1) if plain else optimizer.evaluations():
+                backward(model, run, step)
+            losses.append(float(optimizer._probe is not None and not optimizer._probe.at_rest))
+            optimizer.step()
+            model.eval()
+            losses.append(validation(model, run))
+            model.train()
+        return parameters(optimizer), losses
+
+    loop, plain = outcome(False), outcome(True)
+    away = plain[1][::2]
+    return {"without": loop[0], "with": plain[0], "losses": [loop[1][1::2], plain[1][1::2], away]}
+
+
 def local_gradients() -> Result:
     """One full step: its state, and each evaluation's gradient of this process's part alone."""
     model, alone = wrapped(FSDP), network(torch.float64)
@@ -319,6 +342,10 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "interruption": lambda: interruption(FSDP),
     "interrupted accumulation": lambda: interruption(Run("fsdp", accumulate=True)),
     "pending gather": pending_gather,
+    "plain ddp": lambda: plain_loop(Run("ddp")),
+    "plain ddp accumulate": lambda: plain_loop(Run("ddp", accumulate=True)),
+    "plain fsdp": lambda: plain_loop(FSDP),
+    "plain fsdp accumulate": lambda: plain_loop(Run("fsdp", accumulate=True)),
     "local gradients": local_gradients,
     "overflow": overflow,
 }
