@@ -225,6 +225,18 @@ def test_a_discarded_forward_leaves_nothing_behind_after(way: str) -> None:
     assert optimizer.gradient_evaluations == 2
 
 
+def test_an_optimizer_that_is_dropped_brings_the_parameters_home() -> None:
+    model, optimizer, home = ready()
+    model(torch.ones(4, 3))
+    assert not is_home(model, home)
+    del optimizer
+    gc.collect()
+    assert is_home(model, home)
+    model(torch.ones(4, 3))
+    assert is_home(model, home)
+    assert not model._forward_pre_hooks
+
+
 def test_weights_loaded_while_looking_ahead_stay() -> None:
     """Also those written one by one, and those that another optimizer trains."""
     model, optimizer, home = ready()

@@ -135,8 +135,10 @@ class Driving(Optimizer):
             with contextlib.closing(rounds), torch.enable_grad():
                 for _ in rounds:
                     loss = closure()
-        except BaseException:
+        except BaseException as error:
             self._drop_probe()
+            if "modified by an inplace operation" in str(error):
+                error.add_note("Alice moves the parameters: run the forward pass in the closure")
             raise
         self._apply()
         return loss
@@ -293,6 +295,12 @@ class Driving(Optimizer):
         """Put a plain loop's parameters back at mu, if they look ahead; its gradients stay."""
         if self._probe is not None and self._probe.plain:
             self._drop_probe()
+
+    def __del__(self) -> None:
+        """Nobody else knows the way home."""
+        with contextlib.suppress(Exception):  # at the end of the process anything may be gone
+            if self._itself() is self:
+                self.come_home()
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""

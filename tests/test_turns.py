@@ -1,0 +1,67 @@
+"""Parameters that take turns are all measured, and those that do not keep the cadence."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from aliceopt import Alice
+
+OPTIONS: dict[str, Any] = {"lr": 0.01}
+
+
+@pytest.mark.parametrize("quick_steps", [1, 3, 7])
+@pytest.mark.parametrize("heads", [2, 3])
+def test_heads_that_take_turns_are_all_measured(quick_steps: int, heads: int) -> None:
+    """On the next use at the latest that makes more than quick_steps unmeasured ones in a row."""
+    torch.manual_seed(0)
+    trunk = nn.Linear(3, 4)
+    tops = [nn.Linear(4, 1) for _ in range(heads)]
+    params = [*trunk.parameters(), *(p for top in tops for p in top.parameters())]
+    optimizer = Alice(params, **OPTIONS | {"quick_steps": quick_steps})
+    for i in range(60):
+        top = tops[i % heads]
+
+        def closure(top: nn.Module = top) -> None:
+            top(trunk(torch.ones(8, 3))).square().mean().backward()
+
+        optimizer.step(closure)
+        state = optimizer.state[top.weight]
+        if i >= heads:
+            assert state["topography_weight"] > 0
+        assert state["unmeasured"] <= quick_steps + 1
+    fulls = optimizer.param_groups[0]["full_count"]
+    assert fulls <= heads * 60 / (quick_steps + 1)
+
+
+def test_parameters_that_are_all_used_keep_the_cadence() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = Alice(model.parameters(), **OPTIONS | {"quick_steps": 3})
+    for _ in range(40):
+        optimizer.step(lambda: model(torch.ones(8, 3)).square().mean().backward())
+    assert optimizer.param_groups[0]["full_count"] == 10
+
+
+def test_what_is_owed_survives_a_checkpoint() -> None:
+    """A run that is resumed measures at the same steps."""
+    heads = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+
+    def run(optimizer: Alice, params: list[nn.Parameter], steps: range) -> list[int]:
+        fulls = []
+        for i in steps:
+            optimizer.step(lambda i=i: params[i % 2].square().sum().backward())
+            fulls.append(optimizer.param_groups[0]["full_count"])
+        return fulls
+
+    first = Alice(heads, **OPTIONS | {"quick_steps": 3})
+    run(first, heads, range(2))
+    twins = [nn.Parameter(p.detach().clone()) for p in heads]
+    second = Alice(twins, **OPTIONS | {"quick_steps": 3})
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert first.param_groups[0]["owed"] > 0
+    assert run(first, heads, range(2, 30)) == run(second, twins, range(2, 30))
+    assert all(map(torch.equal, heads, twins))
