@@ -40,15 +40,18 @@ class Alice(Driving):
     ``h`` and a glass density ``rho`` averaged over that length. The step is ``|g| / hbar`` long,
     with Theorem 5's ``hbar`` for both, clamped between ``lr_min`` and ``lr`` times a unit.
 
-    Between steps the parameters hold the position mu: there is no mode to switch for validation
-    or checkpoints.
+    After a step the parameters hold the position mu: there is no mode to switch for validation or
+    checkpoints.
 
-    Drive it with a closure, or with a loop::
+    Drive it with a closure, with a loop, or, for quick steps only, with a plain backward::
 
         loss = optimizer.step(closure)        # closure: forward and backward
 
         for _ in optimizer.evaluations():     # 3 rounds on a full step, 1 on a quick one
             loss_fn(model(x), y).backward()
+        optimizer.step()
+
+        loss_fn(model(x), y).backward()       # at nu, if model was given
         optimizer.step()
 
     Args:
@@ -69,7 +72,7 @@ class Alice(Driving):
         maximize: ascend instead.
         seed: of the probe directions; torch's random state is not used.
         model: the module whose buffers (BatchNorm statistics, counters) must not notice the
-            probes; required for FSDP2.
+            probes, and whose calls in training mode look ahead; required for FSDP2.
         implementation: "auto", "triton", "compiled" or "eager"; all compute the same.
     """
 
