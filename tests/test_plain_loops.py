@@ -172,8 +172,8 @@ def test_compiled_and_checkpointed_models_look_ahead(kind: str, give_wrapper: bo
 def test_where_the_hook_would_be_compiled_it_is_refused_with_what_to_give() -> None:
     """Torch calls the hooks of a module of its own inside the graph, those of others before it."""
     torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 1))
     for give_wrapper in (False, True):
+        model = nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 1))
         compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
         given = compiled if give_wrapper else model
         optimizer = Alice(model.parameters(), model=given, **OPTIONS)

@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {"lr": 0.01}
 @pytest.mark.parametrize("quick_steps", [1, 3, 7])
 @pytest.mark.parametrize("heads", [2, 3])
 def test_heads_that_take_turns_are_all_measured(quick_steps: int, heads: int) -> None:
-    """On the next use at the latest that makes more than quick_steps unmeasured ones in a row."""
+    """Two on the next use, more on the one after that; and again after quick_steps of their own."""
     torch.manual_seed(0)
     trunk = nn.Linear(3, 4)
     tops = [nn.Linear(4, 1) for _ in range(heads)]
@@ -31,11 +31,47 @@ def test_heads_that_take_turns_are_all_measured(quick_steps: int, heads: int) ->
 
         optimizer.step(closure)
         state = optimizer.state[top.weight]
-        if i >= heads:
+        if i >= (heads if heads == 2 else 2 * heads):
             assert state["topography_weight"] > 0
         assert state["unmeasured"] <= quick_steps + 1
     fulls = optimizer.param_groups[0]["full_count"]
     assert fulls <= heads * 60 / (quick_steps + 1)
+
+
+@pytest.mark.parametrize(("quick_steps", "period"), [(2, 6), (3, 12), (7, 16), (1, 4)])
+def test_a_head_that_is_rarely_used_is_measured_at_a_bounded_price(
+    quick_steps: int, period: int
+) -> None:
+    """Also where its uses and the cadence never meet."""
+    torch.manual_seed(0)
+    body, often, rare = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+    params = [p for module in (body, often, rare) for p in module.parameters()]
+    optimizer = Alice(params, **OPTIONS | {"quick_steps": quick_steps})
+    steps, measured = 40 * period, 0
+    for i in range(steps):
+        head = rare if i % period == 1 else often
+
+        def closure(head: nn.Module = head) -> None:
+            head(body(torch.ones(8, 3))).square().mean().backward()
+
+        optimizer.step(closure)
+        measured += head is rare and bool(optimizer.state[rare.weight]["unmeasured"] == 0)
+    assert measured >= 40 // (quick_steps + 2)
+    full = optimizer.param_groups[0]["full_count"]
+    assert full <= steps / (quick_steps + 1) + 40 + 2  # at most one more for each use
+
+
+def test_a_head_that_is_used_once_costs_two_steps() -> None:
+    body, once = nn.Linear(3, 1), nn.Parameter(torch.ones(1))
+    optimizer = Alice([*body.parameters(), once], **OPTIONS | {"quick_steps": 99})
+    for i in range(90):
+
+        def closure(i: int = i) -> None:
+            loss = body(torch.ones(2, 3)).square().mean()
+            (loss + once.square().sum() if i == 1 else loss).backward()
+
+        optimizer.step(closure)
+    assert optimizer.param_groups[0]["full_count"] == 3
 
 
 def test_parameters_that_are_all_used_keep_the_cadence() -> None:
@@ -62,6 +98,6 @@ def test_what_is_owed_survives_a_checkpoint() -> None:
     twins = [nn.Parameter(p.detach().clone()) for p in heads]
     second = Alice(twins, **OPTIONS | {"quick_steps": 3})
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    assert first.param_groups[0]["owed"] > 0
+    assert first.param_groups[0]["owed_until"] > 0
     assert run(first, heads, range(2, 30)) == run(second, twins, range(2, 30))
     assert all(map(torch.equal, heads, twins))

@@ -124,7 +124,7 @@ class Alice(Driving):
         self._probe: Probe | None = None
         self._checked: list[Any] = []
         self._warned: set[str] = set()
-        self._spent: tuple[Tensor, Tensor, int] | None = None
+        self._spent, self._held = None, []
         self.watch = Watch(model)
         self.sites = Sites()
         super().__init__(params, defaults)
@@ -198,7 +198,7 @@ class Alice(Driving):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._probe, self._checked, self.sites = None, [], Sites()
-        self._backends, self._spent = Backends(self.implementation), None
+        self._backends, self._spent, self._held = Backends(self.implementation), None, []
         if "model" in state:  # unpickled or copied, not loaded
             self.watch, self.looking_ahead = Watch(self.model), LookAhead(self, self.model)
         for group in self.param_groups:

@@ -8,8 +8,8 @@ before anybody can look.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,36 +25,17 @@ from .options import (
     prepare_gradients_,
     probe_radius,
 )
-from .probe import Probe
+from .probe import Probe, Spent, given
 from .scaling import check_scaler, poison_center_, refuse_scaled, unscale_
 from .site import Draw, Site, Sites
 from .topography import Rates
 from .warning import SLIPS, warn
-from .watching import Watch
+from .watching import Watch, called_without_gradient
+
+if TYPE_CHECKING:
+    from .lookahead import LookAhead
 
 __all__ = ["Driving"]
-
-
-def _given(params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The parameters that have gradients, with them."""
-    return [(param, grad) for param in params if (grad := param.grad) is not None]
-
-
-def _called_without_gradient(
-    closure: Callable[[], Any], params: Iterable[Tensor]
-) -> tuple[bool, Any]:
-    """Whether a closure made no gradient for the smallest parameter that has one; its value."""
-    if isinstance(closure, CapturedStep):
-        return False, None
-    made: list[Tensor] = []
-    param = min((param for param, _ in _given(params)), key=Tensor.numel)
-    handle = param.register_post_accumulate_grad_hook(made.append)
-    try:
-        with torch.enable_grad():
-            loss = closure()
-    finally:
-        handle.remove()
-    return not made, loss
 
 
 class Driving(Optimizer):
@@ -71,7 +52,9 @@ class Driving(Optimizer):
     _probe: Probe | None
     _checked: list[Any]
     _warned: set[str]
-    _spent: tuple[Tensor, Tensor, int] | None
+    _spent: Spent | None
+    _held: list[tuple[Tensor, Tensor]]
+    looking_ahead: LookAhead
 
     def _shared(self, name: str) -> Any:
         return self.param_groups[0][name]
@@ -95,8 +78,9 @@ class Driving(Optimizer):
         """
         scaled = hasattr(self, "found_inf")  # set by GradScaler.step around its call
         evaluated, loss = False, None
-        if closure is not None and not scaled and self._is_evaluated():
-            evaluated, loss = _called_without_gradient(closure, self._params())
+        captured = isinstance(closure, CapturedStep)
+        if closure is not None and not captured and not scaled and self._is_evaluated():
+            evaluated, loss = called_without_gradient(closure, self._params())
         if closure is not None and not evaluated:
             if scaled:
                 self._spend(self._params())
@@ -126,7 +110,7 @@ class Driving(Optimizer):
         probe = self._probe
         if probe is None or not probe.finished or probe.plain or probe.claimed:
             return False
-        return bool(_given(site.param for site in probe.sites))
+        return bool(given(site.param for site in probe.sites))
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:
         loss = None
@@ -160,7 +144,7 @@ class Driving(Optimizer):
 
     def _rounds(self, scaler: Any, *, settle: bool) -> Generator[int, None, None]:
         self._take_over()
-        unspent = self._unspent()
+        self._held = self._unspent()
         sites, full, draw = self._begin()
         trained = [site for site in sites if site.param.requires_grad]
         probe = self._probe = Probe(trained, draw, full, self._backends, self.model, scaler)
@@ -178,8 +162,9 @@ class Driving(Optimizer):
                         "or another loop ran inside it: call optimizer.step() after the loop"
                     )
                 prepare_gradients_(self._params())
-                found = self._found(probe, unspent) or found
-                if unspent:
+                found = self._found(probe) or found
+                if self._held:
+                    self._give_back(probe)
                     return  # to a plain step with them
                 if watch is not None:
                     watch.end(probe.sites)
@@ -190,11 +175,14 @@ class Driving(Optimizer):
                 return
             if scaler is not None:
                 poison_center_(probe.sites)
-            # With a closure nothing comes between here and the update.
+            # With a closure nothing comes between here and the update, which is asked for already.
+            probe.claimed = not settle
             probe.finish(watching=settle)
             if watch is not None:
                 watch.finish()
         finally:
+            if self._held:
+                self._give_back(probe)
             if self._probe is probe and not probe.finished:
                 self._drop_probe()
             elif self._probe is probe and settle:
@@ -202,32 +190,36 @@ class Driving(Optimizer):
             if watch is not None:
                 watch.stop()
 
-    def _found(self, probe: Probe, unspent: list[tuple[Tensor, Tensor]]) -> bool:
-        """Whether a round has left gradients. If not, and there were some before, they are back."""
+    def _found(self, probe: Probe) -> bool:
+        """Whether a round has left gradients; those from before it are dropped then."""
         found = any(site.param.grad is not None for site in probe.sites)
-        if found and unspent:
+        if found and self._held:
+            self._held.clear()
             self._say("dropped")
-            unspent.clear()
-        elif unspent:
-            self._drop_probe()
-            for param, grad in unspent:
-                param.grad = grad
         return found
+
+    def _give_back(self, probe: Probe) -> None:
+        """Take the step back, and have the gradients from before it in their places."""
+        if self._probe is probe:
+            self._drop_probe()
+        for param, grad in self._held:
+            param.grad = grad
+        self._held = []
 
     def _unspent(self) -> list[tuple[Tensor, Tensor]]:
         """Gradients that somebody took after the last step, and that the next would drop.
 
         One of them, the smallest of the last step, tells of all. Zeroed in place they do not count.
         """
-        sample = _given(self._params() if self._spent is None else self._spent[:1])
-        if self._spent is not None and sample:
-            _, spent, version = self._spent
-            _, grad = sample[0]
-            if grad is spent and grad._version == version:
-                return []
+        if self._spent is not None and self._spent.is_still_there():
+            return []
+        held = given(self._params())
+        sample = held
+        if self._spent is not None and self._spent.param.grad is not None:
+            sample = [(self._spent.param, self._spent.param.grad)]
         if not sample or not self.watch.is_worth_holding([grad for _, grad in sample]):
             return []
-        return _given(self._params())
+        return held
 
     def _take_over(self) -> None:
         """Begin anew, saying so if that drops the gradients of a loop that no step has used."""
@@ -247,6 +239,7 @@ class Driving(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients, also those of the last full step's probes that are still held."""
         super().zero_grad(set_to_none)
+        self._itself()._held.clear()  # by a closure: those who zero gradients know
         for site in self.sites if self._itself()._probe is None else ():
             site.plus = site.minus = None
 
@@ -304,15 +297,18 @@ class Driving(Optimizer):
 
     def _drop_probe(self) -> None:
         """Give up an excursion that no step will use; one left in the middle is undone."""
-        if self._probe is not None:
-            self._probe.settle() if self._probe.finished else self._probe.cancel()
+        probe = self._probe
+        if probe is not None:
+            probe.settle() if probe.finished else probe.cancel()
+            if probe.claimed:
+                self._spend([site.param for site in probe.sites])
         self._probe = None  # last: an interrupted cancel is taken up again
 
     def _apply(self, loss_scale: Tensor | None = None) -> None:
         """Turn the gradients at hand into new averages and positions, and count the step."""
         probe = self._probe
         if probe is None or probe.plain:
-            if not _given(self._params()):
+            if not given(self._params()):
                 self.come_home()
                 return
             probe = self._plain_probe()
@@ -353,20 +349,24 @@ class Driving(Optimizer):
     def _commit(self, updated: Sequence[Site], rates: Sequence[Rates], *, full: bool) -> None:
         """Count a step that these sites were updated by."""
         missed = self._full_due() and not full
-        overdue = self.sites.count_(updated, rates, self.state)
+        step = self._shared("full_count") + self._shared("quick_count") + 1
+        overdue = self.sites.count_(updated, rates, self.state, step)
         counts = advanced(self.param_groups[0], full=full, missed=missed, overdue=overdue)
         for group in self.param_groups:
             group.update(counts)
         self._spend([site.param for site in updated])
+        if full:
+            self.watch.forget()
+        if self.looking_ahead.rival is not None:
+            self.looking_ahead.claim()
 
     def _spend(self, params: Sequence[Tensor]) -> None:
         """Remember that a step has had these gradients, by the smallest."""
-        param = self._spent[0] if self._spent is not None else None
+        param = self._spent.param if self._spent is not None else None
         if param is None or param.grad is None:
-            given = (param for param in params if param.grad is not None)
-            param = min(given, key=Tensor.numel, default=None)
+            param = min((p for p, _ in given(params)), key=Tensor.numel, default=None)
         if param is not None and param.grad is not None:
-            self._spent = param, param.grad, param.grad._version
+            self._spent = Spent.of(param, param.grad, self._spent)
 
     def _settle(self) -> None:
         """Parameters at mu; what a finished loop found is kept for the step."""

@@ -1,7 +1,7 @@
 """Plain loops look ahead: a model's call in training mode finds its parameters at nu.
 
-`Alice` with ``model=`` is told of every outermost call of the model. One in training mode with
-gradients enabled is the first half of a gradient, and takes the parameters to nu. There they stay,
+`Alice` with ``model=`` is told of every call of the model. One in training mode with gradients
+enabled is the first half of a gradient, and takes the parameters to nu. There they stay,
 through micro-batches and whatever else comes, until ``step()`` uses the gradients; a call in eval
 mode, a ``state_dict`` or a ``load_state_dict`` sends them home before that.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from .alice import Alice
@@ -48,38 +49,54 @@ class _Hook:
 
 
 class LookAhead:
-    """Tells an optimizer, which it holds weakly, of its model's calls."""
+    """Tells an optimizer of its model's calls; holds both weakly.
+
+    Of several that train the same parameters one looks ahead: the last that was made or stepped.
+    """
 
     def __init__(self, optimizer: Alice, model: nn.Module | None):
         self._optimizer = weakref.ref(optimizer)
-        self._roots = list(_callable(model)) if model is not None else []
-        self._known: Any = None
-        self._depth = 0
+        roots = list(_callable(model)) if model is not None else []
+        self._roots = [weakref.ref(root) for root in roots]
+        self._known: tuple[Any, str, Any] | None = None
+        self.rival: weakref.ref[LookAhead] | None = None
         self._off = False
         self._handles: list[Any] = []
-        for former in _of(optimizer._params()):
-            former.come_home()
-            former.stop()  # it would move the parameters behind our back
-        if model is not None:
-            _EVERYBODY.add(self)
+        weakref.finalize(optimizer, _remove, self._handles)
+        self.claim()
+        _EVERYBODY.add(self)
         for module in model.modules() if model is not None else ():
             home = _Hook(self, "come_home")
             self._handles.append(module.register_state_dict_pre_hook(home))
             self._handles.append(module.register_load_state_dict_pre_hook(home))
-        for root in self._roots:
+        for root in roots:
             # Before FSDP2's own, which gathers the parameters as they are then.
             enter, leave = _Hook(self, "enter"), _Hook(self, "leave")
             options = {"prepend": True, "with_kwargs": True}
             self._handles.append(root.register_forward_pre_hook(enter, **options))
             self._handles.append(root.register_forward_hook(leave, always_call=True))
 
+    def claim(self) -> None:
+        """Be the one that looks ahead for the optimizer's parameters."""
+        self.rival = None
+        for former in _of(self.params()):
+            if former is not self:
+                former.come_home()
+                former.rival = weakref.ref(self)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether somebody else decides where the parameters are."""
+        if self.rival is not None and self.rival() is None:
+            self.rival = None
+        return self._off or self.rival is not None or torch.jit.is_tracing()
+
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A call begins; it counts if it is the outermost, and the parameters in it are ours."""
-        self._depth += 1
+        """A call begins; it counts if the parameters in it are ours."""
         optimizer = self._optimizer()
         if optimizer is None:
             self.stop()
-        elif self._depth == 1 and not self._off and self._is_ours(module, optimizer):
+        elif not self.is_silent and self._is_ours(module, optimizer):
             self._before_call(optimizer, training=module.training, inputs=(args, kwargs))
 
     @staticmethod
@@ -88,14 +105,18 @@ class LookAhead:
         if probe is not None and not probe.finished:
             if probe.watch is not None:
                 probe.watch.saw(inputs)
+        elif torch._C._current_graph_task_id() != -1:
+            pass  # recomputed in a backward pass: wherever the forward was, they are still there
         elif not training:
             optimizer.come_home()
-        elif torch.is_grad_enabled():
+        elif torch.is_grad_enabled() or _is_checkpointed(inputs):
             optimizer.look_ahead()
 
     def leave(self, *_: Any) -> None:
-        """A call has ended, or failed."""
-        self._depth -= 1
+        """A call has ended: what it wrote to parameters it will write again."""
+        optimizer = self._optimizer()
+        if optimizer is not None and optimizer._probe is not None:
+            optimizer._probe.accept_edits()
 
     def come_home(self, *_: Any) -> None:
         """Somebody saves or loads the parameters."""
@@ -111,8 +132,7 @@ class LookAhead:
     def stop(self) -> None:
         """Tell of nothing any more."""
         _EVERYBODY.discard(self)
-        for handle in self._handles:
-            handle.remove()
+        _remove(self._handles)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -125,16 +145,31 @@ class LookAhead:
 
     def _is_ours(self, module: nn.Module, optimizer: Alice) -> bool:
         """Not so for replicas, nor while `functional_call` has other tensors in their places."""
-        if not any(module is root for root in self._roots):
+        if not any(module is root() for root in self._roots):
             return False
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return True  # FSDP2 has tensors of its own there, every now and then
-        owner, name, param = self._known or (module, "", None)
-        if param is None or owner._parameters.get(name) is not param:
-            mine = set(map(id, optimizer._params()))
-            held = ((m, name, p) for m in module.modules() for name, p in m._parameters.items())
-            self._known = next((there for there in held if id(there[2]) in mine), None)
-        return self._known is not None
+        if self._known is not None:
+            owner, name, param = self._known[0](), self._known[1], self._known[2]()
+            if owner is not None and owner._parameters.get(name) is param is not None:
+                return True
+        mine = set(map(id, optimizer._params()))
+        held = ((m, name, p) for m in module.modules() for name, p in m._parameters.items())
+        found = next((there for there in held if id(there[2]) in mine), None)
+        if found is None:
+            return False
+        self._known = weakref.ref(found[0]), found[1], weakref.ref(found[2])
+        return True
+
+
+def _is_checkpointed(inputs: Any) -> bool:
+    """Whether gradients will be asked for, though they are switched off: by recomputing it all."""
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(inputs))
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _callable(model: nn.Module) -> Iterator[nn.Module]:

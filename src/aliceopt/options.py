@@ -37,8 +37,8 @@ __all__ = [
     "step_fraction",
 ]
 
-COUNTS = ("cadence", "full_count", "quick_count", "owed")
-"""Steps in the cycle, full and quick steps taken, and steps that may go into what is owed."""
+COUNTS = ("cadence", "full_count", "quick_count", "owed_from", "owed_until")
+"""Steps in the cycle, full and quick steps taken, and the steps in which what is owed is paid."""
 
 SHARED = ("quick_steps", "seed", "max_grad_norm", *COUNTS)
 """Per optimizer, not per group. Kept in every group, because that is what checkpoints carry."""
@@ -105,28 +105,35 @@ def is_due(shared: dict[str, Any]) -> bool:
 
     Every ``quick_steps + 1``-th should. But what is trained now and then (one of several heads,
     say) may miss every one of these. A parameter that is updated without having been measured for
-    longer than ``quick_steps`` of its own updates is owed a measurement: the next steps measure
-    until it has its own, but no more of them than a cycle has.
+    longer than ``quick_steps`` of its own updates is owed a measurement: one step more measures,
+    as far ahead as its last use lies back.
     """
-    return bool(shared["owed"] > 0 or shared["cadence"] % (shared["quick_steps"] + 1) == 0)
+    step = shared["full_count"] + shared["quick_count"] + 1
+    owed = shared["owed_from"] <= step <= shared["owed_until"]
+    return bool(owed or shared["cadence"] % (shared["quick_steps"] + 1) == 0)
 
 
-def advanced(shared: dict[str, Any], *, full: bool, missed: bool, overdue: bool) -> dict[str, int]:
+def advanced(
+    shared: dict[str, Any], *, full: bool, missed: bool, overdue: int | None
+) -> dict[str, int]:
     """The counts after a step.
 
-    ``missed``: it was due to measure and could not. ``overdue``: among those updated were some
-    that had waited too long to be measured, and measured they were if the step is ``full``.
+    ``missed``: it was due to measure and could not. ``overdue``: None, unless among those updated
+    were some that had waited too long to be measured; they were if the step is ``full``, and are
+    likely to be used again after so many steps, 0 for the first or the second from now.
     """
-    owed = shared["owed"]
-    if overdue:
-        owed = 0 if full else shared["quick_steps"] + 1
-    elif full:
-        owed = max(owed - 1, 0)
+    step = shared["full_count"] + shared["quick_count"] + 1
+    owed = shared["owed_from"], shared["owed_until"]
+    if overdue is not None and full:
+        owed = 0, 0
+    elif overdue is not None and owed[1] <= step:  # one debt at a time
+        owed = (step + overdue, step + overdue) if overdue else (step + 1, step + 2)
     return {
         "cadence": shared["cadence"] + (not missed),  # what could not be taken stays due
         "full_count": shared["full_count"] + full,
         "quick_count": shared["quick_count"] + (not full),
-        "owed": owed,
+        "owed_from": owed[0],
+        "owed_until": owed[1],
     }
 
 

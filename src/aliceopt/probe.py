@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from .site import Draw, Site
 from .topography import Rates
 from .watching import Watch
 
-__all__ = ["BufferGuard", "Probe", "RandomState"]
+__all__ = ["BufferGuard", "Probe", "RandomState", "Spent", "given"]
 
 
 class RandomState:
@@ -84,6 +84,41 @@ def unscaled(grad: Tensor, scaler: Any) -> Tensor:
     # 1/65536 of a half-precision gradient may not be representable.
     scale: Tensor = scaler.scale(torch.ones((), dtype=torch.float32, device=mine.device))
     return mine.to(torch.promote_types(mine.dtype, torch.float32)) / scale
+
+
+SMALL = 1 << 12
+
+
+def given(params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """The parameters that are trained and have gradients, with them."""
+    trained = (param for param in params if param.requires_grad)
+    return [(param, grad) for param in trained if (grad := param.grad) is not None]
+
+
+class Spent(NamedTuple):
+    """A gradient that a step has had; remembered are those of at most `SMALL` elements."""
+
+    param: Tensor
+    grad: Tensor | None
+    version: int
+    part: Tensor | None
+
+    def is_still_there(self) -> bool:
+        """Whether the parameter has the same gradient, be it that somebody took its norm."""
+        grad = self.param.grad
+        if grad is None or self.grad is None or self.part is None:
+            return self.grad is None
+        same = grad is self.grad
+        return same and (grad._version == self.version or torch.equal(grad, self.part))
+
+    @classmethod
+    def of(cls, param: Tensor, grad: Tensor, before: Spent | None) -> Spent:
+        """This gradient; ``before`` is what was remembered so far."""
+        if grad.numel() > SMALL or type(grad) is not Tensor:
+            return cls(param, None, 0, None)
+        if before is not None and before.grad is grad:
+            return before._replace(version=grad._version)
+        return cls(param, grad, grad._version, grad.detach().clone())
 
 
 @dataclass
@@ -218,13 +253,19 @@ class Probe:
         if self._distributed:
             reshard(self.model)
         now = zip(self.sites, self._versions, self._versions_now(), strict=False)
-        edited = [(local(s.param), local(s.param).clone()) for s, old, new in now if old != new]
+        edited = [(site, local(site.param).clone()) for site, old, new in now if old != new]
         for backend, sites in self._divided:
             backend.rest(sites)
-        for param, value in edited:
-            param.copy_(value)
+        for site, value in edited:
+            local(site.param).copy_(value)
+            local(site.state["probe_center"]).copy_(value)
         torch.clear_autocast_cache()
         self.at_rest = True
+
+    def accept_edits(self) -> None:
+        """Writes so far were the model's own, in its forward pass, as of a norm kept by force."""
+        if self.plain and not self.at_rest:
+            self._versions = self._versions_now()
 
     @property
     def is_edited(self) -> bool:

@@ -6,6 +6,7 @@ The state of a parameter, in ``optimizer.state``:
 ``step``              updates so far, k (0-dim, on the CPU)
 ``topography_weight`` total weight of the topography averages, w (0-dim, on the CPU)
 ``unmeasured``        updates since the last that measured (0-dim, on the CPU)
+``last_used``         the optimizer's step, from 1, that updated it last (0-dim, on the CPU)
 ``probe_center``      nu
 ``grad_avg``          g, uncorrected
 ``grad_sq``           s, uncorrected
@@ -47,11 +48,11 @@ __all__ = [
     "state_dtype",
 ]
 
-COUNTERS = ("step", "topography_weight", "unmeasured")
+COUNTERS = ("step", "topography_weight", "unmeasured", "last_used")
 """What a state keeps on the CPU."""
 
 REQUIRED = (*COUNTERS[:2], "probe_center", "grad_avg", "grad_sq")
-"""What a checkpoint's state must have; ``unmeasured`` counts from zero where it is missing."""
+"""What a checkpoint's state must have; other counters start from zero where they are missing."""
 
 
 class Draw(NamedTuple):
@@ -267,30 +268,34 @@ class Sites(Sequence[Site]):
         updated: Sequence[Site],
         numbers: Sequence[Rates],
         states: MutableMapping[Tensor, dict[str, Any]],
-    ) -> bool:
+        step: int,
+    ) -> int | None:
         """Record in sites and ``states`` that these updates were made, whose `rates` came last.
 
-        Returns whether some of them had waited too long to be measured; if they were not, this
-        update included.
+        Returns None, unless some had waited too long to be measured (if they were not, this update
+        included): then the steps until the first of them is likely to be used again, 0 if that is
+        anybody's guess.
         """
         for site, rate in zip(updated, numbers, strict=True):
             if site.rates is None:  # its first update, or the first of a state that was replaced
                 states[site.param] = site.state
                 self._bound = [None]
             site.rates = rate
-        steps, weights, unmeasured = self._numbers
+        steps, weights, unmeasured, last_used = self._numbers
         columns, groups = self._chosen.columns, {id(group): group for group in self._groups}
         limits = {i: _longest_wait(group) for i, group in groups.items()}
         measured = any(rate.measuring for rate in numbers)
         never = (weights[columns] == 0) & ((steps[columns] > 0) | (not measured))
         waits = np.where(never, math.inf, unmeasured[columns] + (not measured))
-        overdue = bool((waits > [limits[i] for i in self._chosen.groups]).any())
+        late = waits > [limits[i] for i in self._chosen.groups]
+        gaps = np.where(last_used[columns] > 0, step - last_used[columns], 0)[late]
         steps[columns] += 1
         # What a measuring update makes of the weight, its `Rates` have worked out already.
         weights[columns] = [rate.topo_weight for rate in numbers]
         unmeasured[columns] += 1
         unmeasured[columns] *= [not rate.measuring for rate in numbers]
-        return overdue
+        last_used[columns] = step
+        return int(gaps.min()) if len(gaps) else None
 
 
 def _longest_wait(group: dict[str, Any]) -> float:

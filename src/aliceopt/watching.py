@@ -8,8 +8,7 @@ Looking costs next to nothing: a hook on one parameter, and a look at the first 
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +19,13 @@ from .sharding import is_distributed
 from .site import Site
 from .warning import SLIPS, warn
 
-__all__ = ["BatchWatch", "BufferWatch", "GradientWatch", "Watch"]
+__all__ = ["BatchWatch", "BufferWatch", "GradientWatch", "Watch", "called_without_gradient"]
 
-LOOKS = 8
-"""How often edited gradients are compared with what they were; on a GPU that waits for it."""
+LOOKS = 64
+"""Measuring steps that are looked at; where gradients are edited, a look waits for the device."""
+
+PART = 1024
+"""Elements of a gradient that stand for all."""
 
 
 class BufferWatch:
@@ -45,12 +47,20 @@ class BufferWatch:
 
     def changed(self) -> str:
         """The types of those that changed."""
-        changed = {type(module).__name__ for module, mark in self._marks if _marks(module) != mark}
+        changed = {type(module).__name__ for module, mark in self._marks if _ticked(module, mark)}
         return ", ".join(sorted(changed))
 
 
-def _marks(module: nn.Module) -> list[tuple[int, int]]:
-    return [(id(b), b._version) for b in module._buffers.values() if b is not None]
+def _ticked(module: nn.Module, before: list[int]) -> bool:
+    """Whether a buffer was written to; one that was replaced, as caches are, does not count."""
+    now = _marks(module)
+    return len(now) == len(before) and any(map(int.__gt__, now, before))
+
+
+def _marks(module: nn.Module) -> list[int]:
+    """Versions; a buffer made in inference mode has none."""
+    held = (b for b in module._buffers.values() if b is not None)
+    return [b._version for b in held if not b.is_inference()]
 
 
 class BatchWatch:
@@ -64,76 +74,132 @@ class BatchWatch:
         """Another round."""
         self._seen = False
 
-    def saw(self, inputs: Any) -> None:
-        """The model was called; only a round's first call is compared."""
+    def saw(self, inputs: Any) -> bool:
+        """The model was called; whether it is a round's first call, with another batch."""
         if self._seen:
-            return
-        now = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+            return False
+        now = [leaf for leaf in tree_leaves(inputs) if _is_data(leaf)]
         before, self._inputs, self._seen = self._inputs, now, True
-        if before and not _same(before, now):
-            warn(SLIPS["batches"])
+        return bool(before) and not _same(before, now)
+
+
+def _is_data(leaf: Any) -> bool:
+    """Plain memory that nothing trained has made."""
+    return type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.requires_grad
 
 
 def _same(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
     kinds = [[(t.shape, t.dtype, t.device) for t in tensors] for tensors in (before, now)]
     if kinds[0] != kinds[1]:
         return False
-    return all(a is b or torch.equal(a, b) for a, b in zip(before, now, strict=True))
+    return all(
+        a is b or bool(((a == b) | ((a != a) & (b != b))).all())
+        for a, b in zip(before, now, strict=True)
+    )
 
 
 class GradientWatch:
-    """Follows one parameter's gradient through a step: is it edited between backward and the end?
+    """Follows part of one gradient through a step: is it clipped between backward and the end?
 
-    It is the smallest that got a gradient in the first round; what people do to gradients, they do
-    to all. In a process group nothing is said: reducing over processes is an edit, too.
+    It is the smallest of some size that got a gradient in the first round; what people do to
+    gradients, they do to all. Clipping by norm leaves a multiple, by value a clamped copy. Other
+    edits (noise, a mask, a penalty) are the user's business. In a process group nothing is said:
+    reducing over processes is an edit, too.
     """
 
     def __init__(self) -> None:
-        self.center: Tensor | None = None
         self._param: Tensor | None = None
         self._handle: Any = None
         self._found: tuple[int, Tensor] | None = None
-        self._factors: list[Tensor | float] = []
+        self._center: Tensor | None = None
+        self._edits: list[Tensor | None] = []
 
     def begin(self) -> None:
         """Another round."""
         self._found = None
 
     def end(self, sites: Sequence[Site]) -> None:
-        """A round's gradients are there: by what factor were they changed since backward?"""
+        """A round's gradients are there: what has become of them since backward?"""
         if self._param is None:
             self._choose(sites)
         elif self._found is not None and self._param.grad is not None:
             version, before = self._found
-            now = self._param.grad.detach()
+            self._center = _part(self._param.grad)
             edited = self._param.grad._version != version
-            self._factors.append((now * before).sum() / before.square().sum() if edited else 1.0)
-            self.center = now.clone()
+            self._edits.append(_edit(before, self._center) if edited else None)
 
     def _choose(self, sites: Sequence[Site]) -> None:
         given = [site.param for site in sites if type(site.param.grad) is Tensor]
-        if given and not is_distributed():
-            self._param = min(given, key=Tensor.numel)
+        trained = [param for param in given if param.requires_grad]
+        if trained and not is_distributed():
+            self._param = min(trained, key=lambda param: (param.numel() < 64, param.numel()))
             self._handle = self._param.register_post_accumulate_grad_hook(self._accumulated)
 
     def _accumulated(self, param: Tensor) -> None:
         if param.grad is not None:
-            self._found = param.grad._version, param.grad.detach().clone()
+            self._found = param.grad._version, _part(param.grad)
 
-    def factors(self) -> list[float]:
-        """Of each round that was followed; empty if none was edited."""
-        edited = not all(isinstance(factor, float) for factor in self._factors)
-        return [float(factor) for factor in self._factors] if edited else []
+    def clipped(self) -> str:
+        """How the rounds were clipped, each by itself; empty if they were not."""
+        if self._param is None or all(edit is None for edit in self._edits):
+            return ""
+        edits = [(1.0, 1.0, 0.0) if e is None else tuple(e.tolist()) for e in self._edits]
+        factors = [factor for factor, _, _ in edits]
+        tolerance = 1e-5 + 16 * torch.finfo(self._param.dtype).eps
+        apart = max(factors) - min(factors) > tolerance * max(map(abs, factors))
+        if all(multiple for _, multiple, _ in edits):
+            return f"by factors from {min(factors):.3g} to {max(factors):.3g}" if apart else ""
+        return "by value" if any(clamped for _, _, clamped in edits) else ""
 
     def is_harmless(self) -> bool:
         """Whether the center's gradient, touched after the rounds, is what it was."""
         grad = self._param.grad if self._param is not None else None
-        return grad is not None and self.center is not None and torch.equal(grad, self.center)
+        return grad is not None and self._center is not None and _equal(grad, self._center)
 
     def stop(self) -> None:
         """Follow it no longer."""
         if self._handle is not None:
             self._handle.remove()
+
+
+def _part(grad: Tensor) -> Tensor:
+    """A copy of a gradient's first elements."""
+    return grad.detach().reshape(-1)[:PART].clone()
+
+
+def _equal(grad: Tensor, part: Tensor) -> bool:
+    return torch.equal(_part(grad), part)
+
+
+def _edit(before: Tensor, now: Tensor) -> Tensor:
+    """The factor, whether ``now`` is that multiple of ``before``, and whether it is clamped."""
+    a, b = before.float(), now.float()
+    factor = (a * b).sum() / a.square().sum()
+    largest = b.abs().max()
+    multiple = (b - factor * a).abs().max() <= 16 * torch.finfo(now.dtype).eps * largest
+    clamped = (b == a.clamp(-largest, largest)).all() & (b != a).any()
+    return torch.stack([factor, multiple.to(factor), clamped.to(factor)])
+
+
+def called_without_gradient(
+    closure: Callable[[], Any], params: Iterable[Tensor]
+) -> tuple[bool, Any]:
+    """Whether a closure made no gradient for the smallest parameter that has one; its value."""
+    made: list[Tensor] = []
+    trained = [p for p in params if p.requires_grad and p.grad is not None]
+    if not trained:
+        return False, None
+    param = min(trained, key=Tensor.numel)
+    before = param.grad
+    version = before._version if before is not None else 0
+    handle = param.register_post_accumulate_grad_hook(made.append)
+    try:
+        with torch.enable_grad():
+            loss = closure()
+    finally:
+        handle.remove()
+    kept = before is not None and param.grad is before and before._version == version
+    return kept and not made, loss
 
 
 class Watch:
@@ -144,7 +210,7 @@ class Watch:
 
     def __init__(self, model: nn.Module | None) -> None:
         self._model = model
-        self.looks = self._blanks = LOOKS
+        self.looks, self._blanks = LOOKS, 8
         self._first = True
         self._buffers: BufferWatch | None = None
         self._batches: BatchWatch | None = None
@@ -173,8 +239,9 @@ class Watch:
 
     def saw(self, inputs: Any) -> None:
         """The model is called with this."""
-        if self._batches is not None:
-            self._batches.saw(inputs)
+        if self._batches is not None and self._batches.saw(inputs):
+            self._batches = None
+            warn(SLIPS["batches"])
 
     def end(self, sites: Sequence[Site]) -> None:
         """A round has left its gradients."""
@@ -183,22 +250,23 @@ class Watch:
 
     def finish(self) -> None:
         """All rounds are over; warn if each one's gradients were changed by a factor of its own."""
-        factors = self._gradients.factors() if self._gradients is not None else []
-        if not factors:
-            return
         self.looks -= 1
-        low, high = min(factors), max(factors)
-        if math.isfinite(low) and math.isfinite(high) and high - low > 1e-5 * abs(high):
+        how = self._gradients.clipped() if self._gradients is not None else ""
+        if how:
             self.looks = 0
             warn(
-                "gradients were changed after backward, in each evaluation by a factor of its own "
-                f"({low:.3g} to {high:.3g}), and the difference will look like curvature. To clip "
-                "gradients, use Alice(..., max_grad_norm=...), which clips all by the same factor"
+                f"gradients were clipped after backward, in each evaluation by itself ({how}), and "
+                "the difference will look like curvature. Use Alice(..., max_grad_norm=...), which "
+                "clips all by the same factor"
             )
 
     def is_harmless(self) -> bool:
         """Whether the center's gradients, touched after the rounds, are what they were."""
         return self._gradients is not None and self._gradients.is_harmless()
+
+    def forget(self) -> None:
+        """The step is over; hold no memory."""
+        self._gradients = None
 
     def stop(self) -> None:
         """The step's rounds are over, one way or another."""
