@@ -22,7 +22,7 @@ def muon_and_adamw(model: nn.Module, options: dict[str, Any]) -> list[Optimizer]
     """
     kernels = options.pop("kernels", False)
     matched = options.get("adjust_lr_fn") == "match_rms_adamw"
-    adam = {"lr": options.get("lr", 1e-3) if matched else 1e-3, "weight_decay": 0.0}
+    adam: dict[str, Any] = {"lr": options.get("lr", 1e-3) if matched else 1e-3, "weight_decay": 0.0}
     for name in [name for name in options if name.startswith("adam_")]:
         adam[name.removeprefix("adam_")] = options.pop(name)
     matrices = matrices_of(model, kernels=kernels)
@@ -81,7 +81,7 @@ class KernelMuon(Muon):
         views = [p for group in self.param_groups for p in group["params"]]
         for view, (order, kernel) in zip(views, self._pairs(), strict=True):
             view.grad = None if kernel.grad is None else order(kernel.grad)
-        return super().step(closure)
+        return super().step(closure)  # type: ignore[no-untyped-call]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the kernels; those of the views are made at every step."""
