@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from aliceopt.lab.methods import METHODS
-from aliceopt.lab.plan import EXPERIMENTS, SCALES, PlanError, experiment_plan, settings_of
+from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan, scales_of, settings_of
 from aliceopt.lab.results import deviations
 from aliceopt.lab.spec import Run
 
@@ -81,12 +81,19 @@ def phi(options):
     return 1.0 if options["step"] == "full" else (1 - options["betas"][0]) * options["lookahead"]
 
 
-def test_there_are_the_papers_six():
-    """And nothing else in the folder of experiments."""
-    assert set(EXPERIMENTS) == set(COMMON)
+PAPERS = [name for name in EXPERIMENTS if not name.startswith("pays-")]
+PAYS = [name for name in EXPERIMENTS if name.startswith("pays-")]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_there_are_the_papers_six_and_four_of_ours():
+    """The paper's have a scale of that name, ours a long one."""
+    assert set(PAPERS) == set(COMMON)
+    assert PAYS == ["pays-gpt", "pays-resnet18", "pays-small-gpt", "pays-vit"]
+    for name in EXPERIMENTS:
+        assert scales_of(name) == ("paper" if name in PAPERS else "long", "lab", "smoke")
+
+
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_papers_settings_are_the_papers(name):
     """Steps, seeds, batch, radius, limit, quick steps, betas, eps and lower bound."""
     plan, paper = experiment_plan(name, "paper", read=False), COMMON[name]
@@ -105,7 +112,7 @@ def test_the_papers_settings_are_the_papers(name):
             assert (options["eps"], options["lr_min"], options["lookahead"]) == (1e-8, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_every_cell_of_the_paper_has_its_method(name):
     """Step fraction, learning rate and terms, with the triple beside it; no other has one."""
     document = experiment_plan(name, "paper", read=False).document
@@ -124,7 +131,7 @@ def test_every_cell_of_the_paper_has_its_method(name):
 
 def test_the_papers_networks_and_data():
     """What the text says of each; its last block's radius is measured against twice as far."""
-    about = {name: settings_of(name, "paper") for name in EXPERIMENTS}
+    about = {name: settings_of(name, "paper") for name in PAPERS}
     for name in ("resnet18-powerlaw", "resnet18-naq", "resnet18-methods"):
         data = {k: v for k, v in about[name]["data"].items() if k != "validation_batch_size"}
         assert data == {"name": "cifar10", "augment": True}
@@ -137,19 +144,106 @@ def test_the_papers_networks_and_data():
     assert about["resnet18-powerlaw"]["train"]["power_law"]["radius"] == 0.002
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("rank", range(3))
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_resolves_at_every_scale(name, scale):
+def test_every_experiment_resolves_at_every_scale(name, rank):
     """Every run whole, with known optimizers; methods and settings of Alice are the paper's."""
-    plan = experiment_plan(name, scale, read=False)
-    document, paper = plan.document, experiment_plan(name, "paper", read=False).document
+    scales = scales_of(name)
+    plan, largest = (experiment_plan(name, scales[i], read=False) for i in (rank, 0))
+    document, paper = plan.document, largest.document
     assert len(plan.runs) == len(document["methods"]) * len(document["seeds"])
     assert document["methods"] == paper["methods"]
     assert {run.optimizer for run in plan.runs} <= set(METHODS)
     assert all(Run.from_dict(run.as_dict()) == run for run in plan.runs)
     assert [run.seed for run in plan.runs] == sorted(run.seed for run in plan.runs)
     assert plan.gradients == sum(r["gradients"] for r in document["runs"]) > 0
-    assert plan.gradients <= experiment_plan(name, "paper", read=False).gradients
+    assert plan.gradients <= largest.gradients
+
+
+# ---- does it pay? ------------------------------------------------------------------------------
+
+WIDTHS = (1, 1.25, 1.5, 2, 3, 4)
+
+
+@pytest.mark.parametrize("name", PAYS)
+def test_the_methods_that_are_asked_whether_they_pay(name):
+    """Five baselines, six look-aheads, and the six with a net; one schedule and one decay."""
+    plan = experiment_plan(name, "lab", read=False)
+    methods = plan.document["methods"]
+    baselines = [m["optimizer"] for m in methods.values() if m["family"] == "baseline"]
+    assert baselines == ["adamw", "nadamw", "sgd", "schedule-free", "muon"]
+    alices = [m["options"] for m in methods.values() if m["family"] == "alice"]
+    shown = [(o["lookahead"], o["terms"]) for o in alices]
+    assert shown == [(w, t) for t in ("none", "glass+abs") for w in WIDTHS]
+    for options in alices:
+        assert (options["step"], options["quick_steps"], options["lr_min"]) == ("full", 7, 0.0)
+        assert options["lr"] == methods["adamw"]["options"]["lr"]
+        assert options["betas"] == methods["adamw"]["options"].get("betas", [0.9, 0.999])
+    decays = {m["options"]["weight_decay"] for m in methods.values() if m["optimizer"] != "sgd"}
+    assert decays == {0.1} == {methods["muon"]["options"]["adam_weight_decay"]}
+    shapes = {run.method: run.training.schedule.shape for run in plan.runs}
+    assert shapes.pop("schedule-free") == "constant"
+    assert set(shapes.values()) == {"cosine"}
+    assert all("." not in key for key in methods)  # --set methods.NAME.lr
+
+
+def test_the_sizes_that_are_asked_whether_they_pay():
+    """Steps at lab and long scale, and what a step is of."""
+    steps = {
+        name: [experiment_plan(name, s, read=False).runs[0].training.steps for s in ("lab", "long")]
+        for name in PAYS
+    }
+    assert steps == {
+        "pays-gpt": [1000, 4000],
+        "pays-resnet18": [5000, 15_000],
+        "pays-small-gpt": [500, 2000],
+        "pays-vit": [20 * 390, 60 * 390],
+    }
+    gpt = settings_of("pays-gpt", "lab")
+    assert (gpt["model"]["layers"], gpt["model"]["width"]) == (6, 384)
+    assert (gpt["train"]["batch_size"], gpt["data"]["length"]) == (64, 256)
+    small = settings_of("pays-small-gpt", "lab")
+    assert (small["model"]["layers"], small["model"]["width"]) == (2, 64)
+    precisions = [settings_of(name, "lab")["train"]["precision"] for name in PAYS]
+    assert precisions == ["bf16", "bf16", "float32", "bf16"]
+
+
+def test_a_method_at_another_rate():
+    """Any number of times, beside others; its name and its label say the rate."""
+    asked = ["adamw@1e-3", "adamw@2e-3", "ahead-1_5@2e-3", "nadamw"]
+    plan = experiment_plan("pays-gpt", "lab", methods=asked, read=False)
+    methods = plan.document["methods"]
+    assert list(methods) == asked
+    rates = [method["options"]["lr"] for method in methods.values()]
+    assert rates == [1e-3, 2e-3, 2e-3, 2e-3]
+    assert methods["adamw@1e-3"]["label"] == "AdamW, lr 1e-3"
+    assert methods["ahead-1_5@2e-3"]["label"] == "ahead 1.5, lr 2e-3"
+    assert methods["ahead-1_5@2e-3"]["options"]["lookahead"] == 1.5
+    unnamed = experiment_plan("vit-naq", methods=["naq-rms@0.1"], read=False).document["methods"]
+    assert unnamed["naq-rms@0.1"]["label"] == "Alice, rms, NAQ, lr 0.1"
+    assert deviations.differences(plan.document, []) == []
+
+
+@pytest.mark.parametrize("rate", ["", "fast", "-1", "0", "inf", "nan", "true", "[1]"])
+def test_a_rate_that_is_none_is_refused(rate):
+    """With the value, and how one is written."""
+    with pytest.raises(PlanError, match=r"method 'adamw@.*like adamw@1e-3; got") as error:
+        experiment_plan("pays-gpt", methods=[f"adamw@{rate}"], read=False)
+    assert repr(rate) in str(error.value)
+    with pytest.raises(PlanError, match="no method 'adamv': did you mean 'adamw'"):
+        experiment_plan("pays-gpt", methods=["adamv@1e-3"], read=False)
+
+
+def test_ours_are_held_against_their_own_file():
+    """At the same scale: a smaller one is no change, an option is."""
+    plan = experiment_plan("pays-gpt", "lab", read=False).document
+    assert deviations.remark(plan, []) == "Settings are those of the experiment as filed."
+    changes = ["methods.adamw.lr=1", "train.steps=9"]
+    plan = experiment_plan("pays-gpt", "lab", sets=changes, read=False).document
+    assert deviations.remark(plan, []) == (
+        "9 instead of 1,000 steps, other options of AdamW: "
+        "not comparable with the experiment as filed."
+    )
 
 
 def test_only_some_of_the_methods_in_the_order_asked_for():
@@ -279,7 +373,10 @@ def test_data_options_that_do_not_exist_are_refused(tmp_path):
     [
         ("resnet18-method", "lab", "no experiment 'resnet18-method': did you mean"),
         ("common", "lab", "no experiment 'common'"),
+        ("common-pays", "lab", "no experiment 'common-pays'"),
         ("tt-limit", "big", "scale must be one of paper, lab, smoke; got 'big'"),
+        ("tt-limit", "long", "scale must be one of paper, lab, smoke; got 'long'"),
+        ("pays-gpt", "paper", "scale must be one of long, lab, smoke; got 'paper'"),
     ],
 )
 def test_unknown_experiments_and_scales_are_refused(name, scale, said):

@@ -1,4 +1,4 @@
-"""``aliceopt run``, ``table`` and ``list``: the paper's experiments."""
+"""``aliceopt run``, ``table`` and ``list``: the paper's experiments, and ours."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(
     minutes: options.Minutes = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Run one of the paper's experiments, then print its table beside the paper's."""
+    """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
     from aliceopt.lab.plan import experiment_plan
@@ -148,7 +148,7 @@ def table(
 
 
 def list_() -> None:
-    """List the paper's experiments."""
+    """List the experiments: the paper's, and ours."""
     from aliceopt.lab import carry_out
 
     carry_out.print_experiments()

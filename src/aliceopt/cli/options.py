@@ -55,7 +55,8 @@ DryRun = Annotated[
 Scale = Annotated[
     str,
     typer.Option(
-        help="paper (days), lab (minutes to hours on one GPU) or smoke (seconds on a CPU)."
+        help="paper, or long where it is none of the paper's (hours to days); lab (minutes to "
+        "hours on one GPU); or smoke (seconds on a CPU)."
     ),
 ]
 Seeds = Annotated[
@@ -69,7 +70,13 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one value, like train.epochs=10; repeat for more."),
 ]
-Methods = Annotated[str | None, typer.Option(help="Only these methods, separated by commas.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Only these methods, separated by commas; NAME@RATE is one at another learning rate, "
+        "like adamw@2e-3."
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -81,7 +88,7 @@ Data = Annotated[
 # ---- of an experiment that was run -------------------------------------------------------------
 
 RecordsScale = Annotated[
-    str, typer.Option("--scale", help="Of the experiment: paper, lab or smoke.")
+    str, typer.Option("--scale", help="Of the experiment: paper or long, lab, smoke.")
 ]
 Records = Annotated[
     Path | None,

@@ -22,7 +22,15 @@ from aliceopt.lab import data
 from aliceopt.lab.data import generate
 from aliceopt.lab.launch import Launcher
 from aliceopt.lab.live import Live
-from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, PlanError, experiment_plan, settings_of
+from aliceopt.lab.plan import (
+    EXPERIMENTS,
+    SCALES,
+    Plan,
+    PlanError,
+    experiment_plan,
+    scales_of,
+    settings_of,
+)
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import RecordError, read_plan, read_runs
 from aliceopt.lab.stopping import terms_as_interrupts
@@ -211,10 +219,11 @@ def print_experiments() -> None:
     """Names, what they are, and their cost at each scale."""
     table = Table("experiment", "what", "reference", *SCALES, title_justify="left")
     for name in EXPERIMENTS:
-        plans = [experiment_plan(name, scale, read=False, check=False) for scale in SCALES]
-        costs = [f"{plan.gradients:.1e}" for plan in plans]
-        about = settings_of(name, "paper")
-        table.add_row(name, about["title"], about["paper"].split(":")[0], *costs)
+        scales = scales_of(name)
+        plans = {s: experiment_plan(name, s, read=False, check=False) for s in scales}
+        costs = [f"{plans[s].gradients:.1e}" if s in plans else "" for s in SCALES]
+        about = settings_of(name, scales[0])
+        table.add_row(name, about["title"], about.get("paper", "").split(":")[0], *costs)
     stdout_console().print(table)
     print("Costs are gradient evaluations at each scale. Run one: aliceopt run NAME --scale smoke")
 

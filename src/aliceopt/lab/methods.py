@@ -12,14 +12,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 import aliceopt
 from aliceopt import Alice
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.captured import CapturedGradient
+from aliceopt.lab.muon import muon_and_adamw
 
 __all__ = [
     "METHODS",
@@ -28,7 +28,6 @@ __all__ = [
     "Method",
     "Step",
     "make_method",
-    "matrices_of",
     "mean_gradients",
     "planned",
 ]
@@ -232,6 +231,10 @@ def _make_adamw(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
     return Method(model, AdamW(model.parameters(), **{"fused": True, **options}))
 
 
+def _make_nadamw(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    return Method(model, NAdam(model.parameters(), **{"decoupled_weight_decay": True, **options}))
+
+
 def _make_sgd(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
     return Method(model, SGD(model.parameters(), **{"fused": True, **options}))
 
@@ -249,40 +252,23 @@ def _make_schedule_free(model: nn.Module, options: dict[str, Any], seed: int) ->
 
 
 def _make_muon(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    """Muon for matrices that are no embeddings, AdamW at ``adam_lr`` for all the rest."""
-    matrices = matrices_of(model)
-    if not matrices:
-        raise ValueError("Muon needs parameters that are matrices, and the model has none")
-    mine = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in mine]
-    rate = options.pop("adam_lr", 1e-3)
-    muon = torch.optim.Muon(matrices, **options)
-    if not others:
-        return Method(model, muon)
-    return Method(model, muon, AdamW(others, lr=rate, weight_decay=0.0, fused=True))
-
-
-def matrices_of(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that Muon takes: matrices that are not tables of embeddings."""
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for p in module.parameters()
-    }
-    return [p for p in model.parameters() if p.dim() == 2 and id(p) not in tables]
+    return Method(model, *muon_and_adamw(model, options))
 
 
 _MAKERS: dict[str, tuple[Callable[[nn.Module, dict[str, Any], int], Method], str]] = {
     "alice": (_make_alice, "aliceopt:Alice"),
     "adam": (_make_adam, "torch.optim:Adam"),
     "adamw": (_make_adamw, "torch.optim:AdamW"),
+    "nadamw": (_make_nadamw, "torch.optim:NAdam"),
     "sgd": (_make_sgd, "torch.optim:SGD"),
     "adahessian": (_make_adahessian, "pytorch_optimizer:AdaHessian"),
     "schedule-free": (_make_schedule_free, "schedulefree:AdamWScheduleFree"),
     "muon": (_make_muon, "torch.optim:Muon"),
 }
-_EXTRA = {"alice": {"terms", "step"}, "muon": {"adam_lr"}}
+_EXTRA = {
+    "alice": {"terms", "step"},
+    "muon": {"kernels", "adam_lr", "adam_betas", "adam_weight_decay"},
+}
 
 METHODS = tuple(_MAKERS)
 """The optimizers a plan may name."""

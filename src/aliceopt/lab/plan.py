@@ -1,7 +1,8 @@
 """From an experiment's few lines of TOML to a list of runs with nothing left open.
 
-An experiment says only how it differs from ``experiments/common.toml``; a scale (lab, smoke) says
-only how it differs from the paper; ``--set`` has the last word.
+An experiment says only how it differs from ``experiments/common.toml``, and from the file that it
+is ``like``; a scale (lab, smoke) says only how it differs from the paper, or from the experiment's
+long scale where it is none of the paper's; ``--set`` has the last word.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ __all__ = [
     "experiment_plan",
     "label_of",
     "plan_of",
+    "scales_of",
     "settings_of",
 ]
 
 FOLDER = Path(__file__).with_name("experiments")
-EXPERIMENTS = tuple(sorted(p.stem for p in FOLDER.glob("*.toml") if p.stem != "common"))
-SCALES = ("paper", "lab", "smoke")
+EXPERIMENTS = tuple(
+    sorted(p.stem for p in FOLDER.glob("*.toml") if not p.stem.startswith("common"))
+)
+SCALES = ("paper", "long", "lab", "smoke")
+"""The first is for the paper's experiments, the second for the others: see `scales_of`."""
 
 _ABOUT_METHODS = ("label", "optimizer", "paper", "schedule", "epochs")
 _TERM_NAMES = {"none": "no curvature", "glass+abs": "glass + abs", "glass+signed": "glass + signed"}
@@ -70,8 +75,9 @@ def experiment_plan(
     read: bool = True,
     check: bool = True,
 ) -> Plan:
-    """The plan of one of the paper's experiments at a scale, with a user's changes.
+    """The plan of an experiment at a scale, with a user's changes.
 
+    ``methods`` names those wanted, all for None; ``adamw@2e-3`` is ``adamw`` at that rate.
     With ``read`` the length of an epoch is that of the data, if it is there; else as published.
     Without ``check`` options are not held against their optimizers, whose packages may be missing:
     for a plan that is only looked at.
@@ -83,7 +89,7 @@ def experiment_plan(
         settings["seeds"] = seeds
     if precision is not None:
         settings["train"]["precision"] = precision
-    chosen = choose(settings["methods"], methods, "method")
+    chosen = _methods(settings["methods"], methods)
     if not chosen:
         raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")
     if root is not None:
@@ -105,9 +111,33 @@ def _about(name: str, scale: str, settings: Mapping[str, Any]) -> dict[str, Any]
     about = {"kind": "experiment", "name": name, "scale": scale}
     about |= {key: settings[key] for key in ("title", "figure", "metric")}
     about["better"] = METRICS[metric]
-    about["reference"] = settings["paper"]
-    about["official_data"] = settings_of(name, "paper")["data"]["name"]
+    about["reference"] = settings.get("paper", "")
+    about["official_data"] = settings_of(name, scales_of(name)[0])["data"]["name"]
     return about
+
+
+def _methods(known: Mapping[str, Any], wanted: Iterable[str] | None) -> dict[str, Any]:
+    """Those that are wanted; a name with a rate behind it, ``adamw@2e-3``, is that method there."""
+    if wanted is None:
+        return dict(known)
+    asked = list(wanted)
+    names = dict.fromkeys(name.partition("@")[0] for name in asked)
+    chosen = choose(known, names, "method")
+    return {name: _at_rate(name, chosen[name.partition("@")[0]]) for name in asked}
+
+
+def _at_rate(name: str, method: Mapping[str, Any]) -> dict[str, Any]:
+    key, at, rate = name.partition("@")
+    if not at:
+        return dict(method)
+    value = _value(rate)
+    if not _is_number(value) or not 0 < value < math.inf:
+        raise PlanError(
+            f"method {name!r}: a learning rate > 0 stands behind the @, like {key}@1e-3; "
+            f"got {rate!r}"
+        )
+    label = method.get("label") or (label_of(method) if _optimizer(key, method) == "alice" else key)
+    return {**method, "lr": value, "label": f"{label}, lr {rate}"}
 
 
 def plan_of(
@@ -136,6 +166,7 @@ def plan_of(
             "step": options.get("step"),
             "optimizer": optimizer,
             "options": options,
+            **({"schedule": method["schedule"]} if "schedule" in method else {}),
         }
         runs += [Run(key, label, optimizer, options, seed, problem, training) for seed in seeds]
     # Seeds outermost: an interrupted plan has compared all methods on the first seeds.
@@ -252,15 +283,25 @@ def settings_of(name: str, scale: str) -> dict[str, Any]:
     """An experiment's settings at a scale, before a user's changes."""
     if name not in EXPERIMENTS:
         raise PlanError(f"no experiment {name!r}{_meant(name, EXPERIMENTS)}")
-    if scale not in SCALES:
-        raise PlanError(f"scale must be one of {', '.join(SCALES)}; got {scale!r}")
-    common, mine = _read("common"), _read(name)
-    scales = _merged(common.pop("scale", {}), mine.pop("scale", {}))
-    settings = _merged(common, mine)
-    smaller = scales.get(scale, {})
+    if scale not in (known := scales_of(name)):
+        raise PlanError(f"scale must be one of {', '.join(known)}; got {scale!r}")
+    settings, mine = _read("common"), _read(name)
+    if "like" in mine:
+        settings = _merged(settings, _read(mine.pop("like")))
+    settings = _merged(settings, mine)
+    smaller = settings.pop("scale").get(scale, {})
     if "steps" in smaller.get("train", {}):
         settings["train"].pop("epochs", None)
     return _merged(settings, smaller)
+
+
+def scales_of(name: str) -> tuple[str, ...]:
+    """An experiment's scales; the first is its file's own, from which the others differ.
+
+    >>> scales_of("tt-limit"), scales_of("pays-gpt")
+    (('paper', 'lab', 'smoke'), ('long', 'lab', 'smoke'))
+    """
+    return ("paper" if "paper" in _read(name) else "long", "lab", "smoke")
 
 
 def _read(name: str) -> dict[str, Any]:

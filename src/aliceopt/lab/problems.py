@@ -59,6 +59,10 @@ def _tensorised(loaded: data.Loaded, source: dict[str, Any], options: dict[str, 
     return models.tensorised_transformer(loaded.classes, length=source["length"], **options)
 
 
+def _gpt(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    return models.gpt(loaded.classes, context=loaded.shape[0], **options)
+
+
 def _convnet(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
     return models.convnet(loaded.classes, image=loaded.shape, **options)
 
@@ -75,6 +79,7 @@ MODELS: dict[str, Maker] = {
     "resnet18": _resnet18,
     "vit": _vit,
     "tensorised-transformer": _tensorised,
+    "gpt": _gpt,
     "convnet": _convnet,
     "mlp": _mlp,
 }

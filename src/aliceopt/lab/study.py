@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.methods import STEPS, TERMS, matrices_of, mean_gradients
+from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
+from aliceopt.lab.muon import matrices_of
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
 from aliceopt.lab.problem import Metric, Problem, ProblemError, check_repeatable, source_of
 from aliceopt.lab.problems import build_problem

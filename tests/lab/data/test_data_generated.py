@@ -98,6 +98,10 @@ def test_the_last_token_tells_about_the_next(name, tmp_path):
         ("enwik8", {"augment": True}, "enwik8 has no augmentation"),
         ("digits", {"length": 3}, "digits holds images"),
         ("digits", {"batch_size": 2000}, "digits: batch_size 2000 is larger than the data"),
+        ("digits", {"tokens": 3}, "digits holds images: tokens is for texts"),
+        ("enwik8", {"tokens": 0}, "enwik8: tokens must be a whole number from 1 to 40000.*got 0"),
+        ("enwik8", {"tokens": 40_001}, "from 1 to 40000, all there are to train on; got 40001"),
+        ("enwik8", {"tokens": 20, "length": 8}, "enwik8: batch_size"),
         ("enwik8", {"length": 40_000}, "enwik8: the data is empty: 0 windows"),
     ],
 )

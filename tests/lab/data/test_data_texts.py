@@ -56,6 +56,17 @@ def test_lines_end_in_eos_the_empty_and_the_last_one_too(tmp_path):
     assert words == ["a", "b", "<eos>", "<eos>", "c", "d", "e", "<eos>", "f", "<eos>"]
 
 
+def test_a_text_may_be_cut_to_its_beginning(tmp_path):
+    """So many tokens to train on, validation in proportion, the vocabulary whole, and a note."""
+    root = generate.write("enwik8", tmp_path, size=9000)
+    whole = load("enwik8", root, batch_size=2, length=8)
+    part = load("enwik8", root, batch_size=2, length=8, tokens=4500)
+    assert torch.equal(part.train.ids, whole.train.ids[:4500])
+    assert torch.equal(part.validation.ids, whole.validation.ids[:250])
+    assert part.classes == whole.classes == 256
+    assert part.note.startswith("4,500 training and 250 validation tokens")
+
+
 def test_a_strange_word_becomes_unk(wiki):
     """Validation words that training lacks are <unk>, if training has it."""
     _, vocabulary = text.encode_train(wiki / TRAIN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -42,21 +42,25 @@ def load(
     batch_size: int,
     augment: bool = False,
     length: int | None = None,
+    tokens: int | None = None,
     validation_batch_size: int | None = None,
 ) -> Loaded:
     """Data set ``name`` from the folder ``root`` (default: $ALICEOPT_DATA, ~/.cache/aliceopt/data).
 
     Images come as float32 [batch_size, C, H, W] in [0, 1], not normalised, with int64 labels;
     ``augment`` pads, crops and flips those of training. Texts come as int64 windows
-    [batch_size, length]; ``length`` is 64 unless given. Everything stays on the CPU until
+    [batch_size, length]; ``length`` is 64 unless given, and ``tokens`` takes only the first so many
+    of training, and of validation in proportion. Everything stays on the CPU until
     ``split.to(device)``. ``validation_batch_size`` is ``batch_size`` unless given, and at most what
     there is. Raises DataError and names the file and the reason.
     """
     data_set = named(name)
     folder = data_folder(root)
     rows = generated_rows(name, folder)
-    _refuse_unfit(data_set, augment, length)
+    _refuse_unfit(data_set, augment, length, tokens)
     parts = data_set.read(folder, rows)
+    if tokens is not None and isinstance(parts, TextParts):
+        parts = beginning(name, parts, tokens)
     sizes = batch_size, validation_batch_size or batch_size
     train: Split
     validation: Split
@@ -81,11 +85,24 @@ def named(name: str) -> DataSet:
         raise DataError(f"no data set {name!r}: choose from {', '.join(DATASETS)}") from None
 
 
-def _refuse_unfit(data_set: DataSet, augment: bool, length: int | None) -> None:
+def _refuse_unfit(data_set: DataSet, augment: bool, length: int | None, tokens: int | None) -> None:
     if augment and not data_set.augmentable:
         raise DataError(f"{data_set.name} has no augmentation: leave augment off")
-    if length is not None and data_set.kind != "text":
-        raise DataError(f"{data_set.name} holds images: length is for texts")
+    for option, value in (("length", length), ("tokens", tokens)):
+        if value is not None and data_set.kind != "text":
+            raise DataError(f"{data_set.name} holds images: {option} is for texts")
+
+
+def beginning(name: str, parts: TextParts, tokens: int) -> TextParts:
+    """The first ``tokens`` tokens of training, and the same share of validation; all classes."""
+    count = len(parts.train)
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= count:
+        raise DataError(
+            f"{name}: tokens must be a whole number from 1 to {count}, all there are to train on; "
+            f"got {tokens!r}"
+        )
+    validation = parts.validation[: len(parts.validation) * tokens // count]
+    return replace(parts, train=parts.train[:tokens], validation=validation)
 
 
 def image_splits(

@@ -7,6 +7,7 @@ groups that figures and telemetry speak of. Weights are drawn from torch's globa
 
 from .adaptive import AdaptiveSoftmax
 from .arguments import ACTIVATIONS
+from .gpt import GPT, gpt
 from .resnet import ResNet18, resnet18
 from .small import MLP, ConvNet, convnet, mlp
 from .tensorised import TensorisedTransformer, tensorised_transformer
@@ -14,6 +15,7 @@ from .vit import ViT, vit
 
 __all__ = [
     "ACTIVATIONS",
+    "GPT",
     "MLP",
     "AdaptiveSoftmax",
     "ConvNet",
@@ -21,6 +23,7 @@ __all__ = [
     "TensorisedTransformer",
     "ViT",
     "convnet",
+    "gpt",
     "mlp",
     "resnet18",
     "tensorised_transformer",

@@ -105,6 +105,9 @@ class MaskedBlock(nn.Module):
 class ResNet18(nn.Module):
     """Initial 3 x 3 convolution, four stages of two residual blocks, mean, linear layer."""
 
+    ends = ("stem", "final")
+    """What is no hidden layer: Muon leaves it to AdamW."""
+
     def __init__(self, classes: int, masks: bool, width: int, in_channels: int):
         super().__init__()
         block = MaskedBlock if masks else PlainBlock

@@ -61,6 +61,9 @@ class EncoderLayer(nn.Module):
 class ViT(nn.Module):
     """Patches, learned positions, encoder layers, mean over patches, linear layer."""
 
+    ends = ("patches", "positions", "final")
+    """What is no hidden layer: Muon leaves it to AdamW."""
+
     def __init__(
         self,
         classes: int,

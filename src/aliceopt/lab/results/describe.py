@@ -7,8 +7,17 @@ from typing import Any
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RunRecord
+from aliceopt.lab.words import counted
 
-__all__ = ["combination", "data_note", "is_generated", "precision_note", "problem_name"]
+__all__ = [
+    "combination",
+    "data_note",
+    "is_generated",
+    "precision_note",
+    "problem_name",
+    "rates_note",
+    "usual_rates",
+]
 
 STEP_NAMES = {"naq": "NAQ steps", "full": "full steps"}
 
@@ -49,6 +58,34 @@ def precision_note(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
 def is_generated(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> bool:
     """Whether invented data stood in for a published set."""
     return "(generated)" in data_note(plan, runs)
+
+
+def usual_rates(plan: Mapping[str, Any]) -> str:
+    """Whose the learning rates are that nobody tuned."""
+    if plan["kind"] != "experiment":
+        return "the usual ones"
+    return "the experiment's own" if plan.get("reference") == "" else "the paper's"
+
+
+def rates_note(plan: Mapping[str, Any]) -> str:
+    """Where the learning rates come from, which decides what the comparison is of."""
+    tuned = plan.get("tuned")
+    if len(plan["methods"]) < 2:
+        return ""
+    if not tuned:
+        said = f"Learning rates are {usual_rates(plan)}, not tuned here"
+        return f"{said}: this compares settings, not methods."
+    if not isinstance(tuned, Mapping):
+        return "Learning rates were tuned for every method."
+    text = (
+        f"Learning rates are the best of {tuned['rates']} tried for every method at one other "
+        "seed; intervals take them as given and do not count the luck of that choice"
+    )
+    edge = sum(bool(chosen.get("edge")) for chosen in tuned["chosen"].values())
+    if not edge:
+        return f"{text}."
+    which = counted(edge, "method")
+    return f"{text}. For {which} the lowest or highest was best: a better one may lie beyond."
 
 
 def combination(about: Mapping[str, Any]) -> str:

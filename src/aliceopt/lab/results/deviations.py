@@ -1,5 +1,7 @@
 """How records differ from the paper's experiment: said under every table and figure.
 
+An experiment that is none of the paper's is held against its own file, at the same scale.
+
 A smaller scale, another data set or changed settings make numbers that must not be read against
 the paper's, however close they come.
 """
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from aliceopt.lab.plan import EXPERIMENTS, experiment_plan
+from aliceopt.lab.plan import EXPERIMENTS, experiment_plan, scales_of
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.summary import outcome
 from aliceopt.lab.spec import Run, Schedule, Training
@@ -70,7 +72,7 @@ def lost(runs: Sequence[RunRecord]) -> str:
 
 def differences(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
     """What keeps these numbers from being compared with the paper's; empty if nothing does."""
-    found = [] if plan.get("scale") == "paper" else [f"{plan.get('scale')} scale"]
+    found = [] if plan.get("scale") == _scale(plan) else [f"{plan.get('scale')} scale"]
     name = data_name(plan, runs)
     official = plan.get("official_data")
     if official is not None and not name.startswith(official):
@@ -82,10 +84,16 @@ def differences(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
     return found
 
 
+def _scale(plan: Plan) -> str:
+    """The scale to be held against."""
+    ours = plan["name"] in EXPERIMENTS and "paper" not in scales_of(plan["name"])
+    return str(plan["scale"]) if ours else "paper"
+
+
 @cache
-def _paper(name: str) -> tuple[Plan, Mapping[str, Run]]:
-    """The experiment as the paper did it: its plan, and one run a method."""
-    plan = experiment_plan(name, "paper", read=False, check=False)
+def _paper(name: str, scale: str) -> tuple[Plan, Mapping[str, Run]]:
+    """The experiment as the paper did it, or as it is filed: its plan, and one run a method."""
+    plan = experiment_plan(name, scale, read=False, check=False)
     return plan.document, {run.method: run for run in plan.runs}
 
 
@@ -94,7 +102,7 @@ def _changed(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
 
     Seeds, folders, threads and what is recorded on the way may differ.
     """
-    paper, wanted = _paper(plan["name"])
+    paper, wanted = _paper(plan["name"], _scale(plan))
     found = []
     ours, theirs = _length(plan["training"]), _length(paper["training"])
     if ours != theirs:
@@ -153,7 +161,7 @@ def _training_of(plan: Plan, runs: Sequence[RunRecord], method: str) -> dict[str
     """How a method was trained, by its records, else by the plan; unset values are the defaults."""
     told = (run.config.get("training") for run in runs if run.method == method)
     values = next((training for training in told if training), plan["training"])
-    schedule = dict(values.get("schedule", {}))
+    schedule = {**values.get("schedule", {}), **plan["methods"][method].get("schedule", {})}
     schedule["drops"] = tuple(schedule.get("drops", ()))
     planned = next(run["steps"] for run in plan["runs"] if run["method"] == method)
     usual = Training(steps=values.get("steps", planned))
@@ -190,7 +198,10 @@ def _batch_size(plan: Plan) -> int | None:
 def remark(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """One sentence on whether the paper's values may be read against these."""
     found = differences(plan, runs)
+    papers = _scale(plan) == "paper"
     if not found:
-        return "Settings are the paper's or its authors' scripts', as far as known."
-    text = f"{', '.join(found)}: not comparable with the paper's values."
+        said = "the paper's or its authors' scripts', as far as known"
+        return f"Settings are {said if papers else 'those of the experiment as filed'}."
+    whose = "the paper's values" if papers else "the experiment as filed"
+    text = f"{', '.join(found)}: not comparable with {whose}."
     return text[0].upper() + text[1:]

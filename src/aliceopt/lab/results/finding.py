@@ -12,7 +12,13 @@ from typing import Any
 
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.comparisons import Comparison, compare
-from aliceopt.lab.results.describe import STEP_NAMES, combination, is_generated, problem_name
+from aliceopt.lab.results.describe import (
+    STEP_NAMES,
+    combination,
+    is_generated,
+    problem_name,
+    rates_note,
+)
 from aliceopt.lab.results.numbers import (
     decimals,
     show_count,
@@ -372,28 +378,7 @@ def _limits(
         sentences.append(f"Differences are means over seeds, paired by seed{many}.")
         if all(c.seeds < 5 for c in comparisons):
             sentences.append("With so few seeds only large differences can be told from luck.")
-    sentences.append(_rates(plan))
+    sentences.append(rates_note(plan))
     if is_generated(plan, runs):
         sentences.append("The data were generated and say nothing about the real set.")
     return " ".join(filter(None, sentences))
-
-
-def _rates(plan: Mapping[str, Any]) -> str:
-    """Where the learning rates come from, which decides what the comparison is of."""
-    tuned = plan.get("tuned")
-    if len(plan["methods"]) < 2:
-        return ""
-    if not tuned:
-        whose = "the paper's" if plan["kind"] == "experiment" else "the usual ones"
-        return f"Learning rates are {whose}, not tuned here: this compares settings, not methods."
-    if not isinstance(tuned, Mapping):
-        return "Learning rates were tuned for every method."
-    text = (
-        f"Learning rates are the best of {tuned['rates']} tried for every method at one other "
-        "seed; intervals take them as given and do not count the luck of that choice"
-    )
-    edge = sum(bool(chosen.get("edge")) for chosen in tuned["chosen"].values())
-    if not edge:
-        return f"{text}."
-    which = _plural(edge, "method")
-    return f"{text}. For {which} the lowest or highest was best: a better one may lie beyond."

@@ -16,7 +16,13 @@ from typing import Any
 from aliceopt.lab.figures.study_all import draw_study
 from aliceopt.lab.figures.study_look import Picture
 from aliceopt.lab.records import RunRecord, read_plan, read_runs
-from aliceopt.lab.results.describe import data_note, is_generated, precision_note, problem_name
+from aliceopt.lab.results.describe import (
+    data_note,
+    is_generated,
+    precision_note,
+    problem_name,
+    usual_rates,
+)
 from aliceopt.lab.results.deviations import remark
 from aliceopt.lab.results.finding import Finding, find
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
@@ -160,7 +166,9 @@ def _results_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
             "that reaches it, and is the median over seeds."
         )
     if plan.get("reference"):
-        notes += [f"The paper: {plan['reference']}.", remark(plan, runs) or ""]
+        notes.append(f"The paper: {plan['reference']}.")
+    if plan["kind"] == "experiment":
+        notes.append(remark(plan, runs))
     note = f'<p class="note">{escape(" ".join(filter(None, notes)))}</p>'
     return _section("Results", method_table(plan, summary) + note)
 
@@ -174,9 +182,8 @@ def _other_pictures(plan: Mapping[str, Any], folder: Path) -> list[Picture]:
                 found.setdefault(path.stem, path)
     caption = "Redrawn from the records of this folder."
     reference = plan.get("reference") or _title(plan)
-    return [
-        Picture(p, "The paper's figure, redrawn", caption, str(reference)) for p in found.values()
-    ]
+    title = "All methods" if plan.get("reference") == "" else "The paper's figure, redrawn"
+    return [Picture(p, title, caption, str(reference)) for p in found.values()]
 
 
 def _figures_section(pictures: Sequence[Picture]) -> str:
@@ -261,7 +268,7 @@ def _rates(plan: Mapping[str, Any]) -> str:
             f"seed {tuned['seed']}, whose runs do not count here"
         )
     if plan["kind"] == "experiment":
-        return "the paper's, not tuned here"
+        return f"{usual_rates(plan)}, not tuned here"
     return "not tuned: each method's usual one"
 
 

@@ -1,0 +1,137 @@
+"""A plain GPT: decoder-only, pre-norm, learned positions, GELU, causal softmax attention."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .arguments import require_switch, require_whole
+from .grouping import Blocks, consecutive_layers, group_by_prefix
+
+_DEVIATION = 0.02
+"""Of every matrix at the start; those that write to the residual stream have less."""
+
+
+class CausalSelfAttention(nn.Module):
+    """Softmax attention in ``heads`` slices of the width: position i sees 0 to i.
+
+    torch's fused attention never forms the ``n x n`` weights and cannot be differentiated twice;
+    under ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` it can.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.inward = nn.Linear(width, 3 * width)
+        self.outward = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, n, width]`` to the same shape."""
+        split = self.inward(x).unflatten(-1, (3, self.heads, -1))  # B, n, 3, heads, d
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return cast(Tensor, self.outward(mixed.transpose(1, 2).flatten(2)))
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``, four widths inside."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = CausalSelfAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, n, width]`` to the same shape."""
+        x = x + self.attention(self.norm1(x))
+        return cast(Tensor, x + self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """Token and position vectors, decoder layers, norm, one logit a token of the vocabulary.
+
+    ``model(ids)`` gives logits and ``model.loss(logits, targets)`` the mean cross-entropy in nats
+    a token.
+    """
+
+    ends = ("embedding", "positions", "head")
+    """What is no hidden layer: Muon leaves it to AdamW."""
+
+    def __init__(
+        self, vocabulary: int, context: int, layers: int, width: int, heads: int, tie: bool
+    ):
+        super().__init__()
+        self.context = context
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.layers = nn.ModuleList([DecoderLayer(width, heads) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = None if tie else nn.Linear(width, vocabulary, bias=False)
+        self._initialise((2 * layers) ** -0.5)
+
+    def _initialise(self, share: float) -> None:
+        """As GPT-2: 2 layers sums enter the residual stream, each with ``share`` of the size."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                inner = name.endswith(("attention.outward.weight", "mlp.2.weight"))
+                nn.init.normal_(parameter, std=_DEVIATION * share if inner else _DEVIATION)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits ``[B, n, vocabulary]`` of ids ``[B, n]``, n up to ``context``; i sees 0 to i."""
+        if ids.dim() != 2 or ids.shape[1] > self.context:
+            raise ValueError(
+                f"ids must be [batch, n] with n <= context = {self.context}, got "
+                f"{tuple(ids.shape)}: cut the text, or build the model with a longer context"
+            )
+        x = self.embedding(ids) + self.positions.weight[: ids.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        table = self.embedding.weight if self.head is None else self.head.weight
+        return F.linear(self.norm(x), table)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats a token, of ``[B, n, vocabulary]`` and ``[B, n]``."""
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def blocks(self) -> Blocks:
+        """``embedding`` (the head too when tied), up to four runs of layers, ``head``."""
+        layers = consecutive_layers("layers", len(self.layers))
+        ends = {"embedding": ["embedding", "positions"]} | layers | {"head": ["norm", "head"]}
+        return group_by_prefix(self, ends)
+
+
+def gpt(
+    vocabulary: int,
+    *,
+    context: int = 256,
+    layers: int = 6,
+    width: int = 384,
+    heads: int = 6,
+    tie: bool = True,
+) -> GPT:
+    """Language model of ``layers`` decoder layers; ``tie`` uses the embedding as the last layer.
+
+    Parameters, with V tokens, width w: ``V w`` embedding (twice untied), ``context w`` positions,
+    ``12 w^2 + 13 w`` a layer (attention ``4 w^2 + 4 w``, MLP ``8 w^2 + 5 w``, two norms ``4 w``)
+    and ``2 w`` for the last norm: 10,844,160 by default on the 256 bytes. No dropout.
+
+    Weights are normal with deviation 0.02, the last matrix of attention and MLP with
+    ``0.02/sqrt(2 layers)``; biases 0.
+
+    >>> model = gpt(50, context=4, layers=1, width=8, heads=2)
+    >>> sum(p.numel() for p in model.parameters())  # 400 + 32 + 872 + 16
+    1320
+    """
+    require_whole(vocabulary=vocabulary, context=context, layers=layers, width=width, heads=heads)
+    require_switch(tie=tie)
+    if width % heads:
+        raise ValueError(f"heads must divide width, got heads={heads} and width={width}")
+    return GPT(vocabulary, context, layers, width, heads, tie)
