@@ -306,16 +306,3 @@ def test_a_gan_of_closures_that_zero_their_gradients_is_not_spoken_of() -> None:
         for _ in range(4):
             first.step(criticise)
             second.step(make)
-
-
-def test_a_norm_logged_after_the_step_is_no_new_gradient() -> None:
-    model, optimizer = made()
-
-    def closure() -> None:
-        model(X).square().sum().backward()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(3):
-            optimizer.step(closure)
-            nn.utils.clip_grad_norm_(model.parameters(), float("inf"))

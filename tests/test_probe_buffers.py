@@ -241,9 +241,9 @@ def test_no_warning_where_buffers_do_not_change_or_are_guarded():
 
 
 def test_the_watch_sets_no_hooks():
-    """Global hooks would make torch.compile compile anew, and warn."""
+    """With the model at hand: global hooks would make torch.compile compile anew, and warn."""
     model = network()
-    optimizer = Alice(model.parameters(), lr=LR)
+    optimizer = Alice(model.parameters(), lr=LR, model=model)
 
     def closure() -> None:
         assert not nn.modules.module._global_forward_hooks

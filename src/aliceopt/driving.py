@@ -121,6 +121,7 @@ class Driving(Optimizer):
                     loss = closure()
         except BaseException as error:
             self._drop_probe()
+            self._spend(self._params())
             if "modified by an inplace operation" in str(error):
                 error.add_note("Alice moves the parameters: run the forward pass in the closure")
             raise
@@ -324,6 +325,7 @@ class Driving(Optimizer):
         except BaseException:
             probe.cancel()
             self._probe = None
+            self._spend(self._params())
             raise
         self._probe = None
         self._commit(updating, rates, full=probe.full)
@@ -366,7 +368,7 @@ class Driving(Optimizer):
         if param is None or param.grad is None:
             param = min((p for p, _ in given(params)), key=Tensor.numel, default=None)
         if param is not None and param.grad is not None:
-            self._spent = Spent.of(param, param.grad, self._spent)
+            self._spent = Spent.of(param, param.grad)
 
     def _settle(self) -> None:
         """Parameters at mu; what a finished loop found is kept for the step."""

@@ -101,24 +101,19 @@ class Spent(NamedTuple):
     param: Tensor
     grad: Tensor | None
     version: int
-    part: Tensor | None
 
     def is_still_there(self) -> bool:
-        """Whether the parameter has the same gradient, be it that somebody took its norm."""
+        """Whether the parameter has this gradient, untouched."""
         grad = self.param.grad
-        if grad is None or self.grad is None or self.part is None:
+        if grad is None or self.grad is None:
             return self.grad is None
-        same = grad is self.grad
-        return same and (grad._version == self.version or torch.equal(grad, self.part))
+        return grad is self.grad and grad._version == self.version
 
     @classmethod
-    def of(cls, param: Tensor, grad: Tensor, before: Spent | None) -> Spent:
-        """This gradient; ``before`` is what was remembered so far."""
-        if grad.numel() > SMALL or type(grad) is not Tensor:
-            return cls(param, None, 0, None)
-        if before is not None and before.grad is grad:
-            return before._replace(version=grad._version)
-        return cls(param, grad, grad._version, grad.detach().clone())
+    def of(cls, param: Tensor, grad: Tensor) -> Spent:
+        """This gradient."""
+        small = grad.numel() <= SMALL and type(grad) is Tensor
+        return cls(param, grad if small else None, grad._version if small else 0)
 
 
 @dataclass

@@ -7,12 +7,17 @@ Looking costs next to nothing: a hook on one parameter, and a look at the first 
 
 from __future__ import annotations
 
-import gc
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._pytree import tree_leaves
 
 from .sharding import is_distributed
@@ -28,39 +33,59 @@ PART = 1024
 """Elements of a gradient that stand for all."""
 
 
+_WITH_BUFFERS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Modules that have registered a buffer since this package was imported."""
+
+
+def _registered(module: nn.Module, name: str, buffer: Any) -> None:
+    _WITH_BUFFERS.add(module)
+
+
+register_module_buffer_registration_hook(_registered)
+
+
 class BufferWatch:
     """Names the modules outside ``model`` whose buffers change while it watches.
 
-    Looks at every module that is alive: which ones an evaluation calls is not known beforehand, and
-    hooks on all of them would make torch.compile compile anew. Statistics may be updated by a
-    kernel that leaves no mark on them, but then a counter beside them has one.
+    Without a model every forward pass is watched. Beside a model only the buffers that were
+    registered elsewhere are: hooks on all modules would disturb torch.compile. Statistics may be
+    updated by a kernel that leaves no mark on them, but then a counter beside them has one.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
         guarded = set(map(id, model.modules())) if model is not None else set()
-        alive = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
-        self._marks = [
-            (module, _marks(module))
-            for module in alive
-            if module.__dict__.get("_buffers") and id(module) not in guarded
-        ]
+        others = list(_WITH_BUFFERS) if model is not None else []
+        self._marks = [(m, _versions(m)) for m in others if id(m) not in guarded]
+        self._before: dict[int, list[tuple[int, int]]] = {}
+        self._seen: set[str] = set()
+        self._handles: list[Any] = []
+        if model is None:
+            self._handles.append(register_module_forward_pre_hook(self._enter))
+            self._handles.append(register_module_forward_hook(self._leave))
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._before[id(module)] = _identities(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._before.pop(id(module), None) != _identities(module):
+            self._seen.add(type(module).__name__)
 
     def changed(self) -> str:
-        """The types of those that changed."""
-        changed = {type(module).__name__ for module, mark in self._marks if _ticked(module, mark)}
-        return ", ".join(sorted(changed))
+        """The types of those that changed; to be asked once."""
+        for handle in self._handles:
+            handle.remove()
+        ticked = {type(m).__name__ for m, before in self._marks if _versions(m) != before}
+        return ", ".join(sorted(self._seen | ticked))
 
 
-def _ticked(module: nn.Module, before: list[int]) -> bool:
-    """Whether a buffer was written to; one that was replaced, as caches are, does not count."""
-    now = _marks(module)
-    return len(now) == len(before) and any(map(int.__gt__, now, before))
-
-
-def _marks(module: nn.Module) -> list[int]:
-    """Versions; a buffer made in inference mode has none."""
+def _identities(module: nn.Module) -> list[tuple[int, int]]:
     held = (b for b in module._buffers.values() if b is not None)
-    return [b._version for b in held if not b.is_inference()]
+    return [(id(b), 0 if b.is_inference() else b._version) for b in held]
+
+
+def _versions(module: nn.Module) -> list[int]:
+    """Of those in place; one that is replaced, as caches are, counts as little as a new one."""
+    return [version for _, version in _identities(module)]
 
 
 class BatchWatch:

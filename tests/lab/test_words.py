@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from aliceopt.lab.plan import EXPERIMENTS, SCALES, experiment_plan
+from aliceopt.lab.plan import EXPERIMENTS, experiment_plan, scales_of
 from aliceopt.lab.spec import Schedule
 from aliceopt.lab.words import schedule_in_words, training_in_words
 
@@ -35,8 +35,9 @@ def test_methods_with_a_schedule_of_their_own_are_named():
     assert said == f"1 step; learning rate falling to zero along a cosine ({other})"
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    ("name", "scale"), [(name, scale) for name in EXPERIMENTS for scale in scales_of(name)]
+)
 def test_every_experiments_training_is_said_in_words(name, scale):
     """Whatever it sets; what has no words of its own is a name and a value."""
     training = experiment_plan(name, scale, read=False).document["training"]
