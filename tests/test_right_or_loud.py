@@ -250,6 +250,17 @@ def test_buffers_outside_the_model_are_watched_at_the_first_full_step() -> None:
 # ---- F, G: clipping -----------------------------------------------------------------------------
 
 
+def train(optimizer: Alice, door: str, evaluate: Callable[[], object]) -> None:
+    """Three steps, by a closure or by a loop."""
+    for _ in range(3):
+        if door == "closure":
+            optimizer.step(evaluate)
+        else:
+            for _ in optimizer.evaluations():
+                evaluate()
+            optimizer.step()
+
+
 def clip(model: nn.Module, limit: float) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), limit)
 
@@ -272,21 +283,12 @@ def test_clipping_each_evaluation_by_itself_is_warned_of_once(door: str, edit: s
         else:
             clip(model, 1e-3 if edit == "norm" else float("inf"))
 
-    def train() -> None:
-        for _ in range(3):
-            if door == "closure":
-                optimizer.step(evaluate)
-            else:
-                for _ in optimizer.evaluations():
-                    evaluate()
-                optimizer.step()
-
     if edit in ("infinity", "half"):
         with silence():
-            train()
+            train(optimizer, door, evaluate)
     else:
         with pytest.warns(UserWarning, match=r"clipped .* by itself .*max_grad_norm") as caught:
-            train()
+            train(optimizer, door, evaluate)
         assert len(caught) == 1
 
 
@@ -295,7 +297,7 @@ def test_clipping_at_infinity_after_the_loop_is_no_edit() -> None:
     model = network()
     optimizer = Alice(model.parameters(), **OPTIONS | {"quick_steps": 0})
     with silence():
-        for i in range(12):
+        for i in range(80):
             for _ in optimizer.evaluations():
                 backward(model, i)
             clip(model, float("inf"))
@@ -331,21 +333,12 @@ def test_another_batch_in_each_round_is_warned_of(door: str) -> None:
         def evaluate(model: nn.Module = model, same: bool = same, draws: Any = draws) -> None:
             backward(model, 0 if same else next(draws))
 
-        def train(optimizer: Alice = optimizer, evaluate: Any = evaluate) -> None:
-            for _ in range(3):
-                if door == "closure":
-                    optimizer.step(evaluate)
-                else:
-                    for _ in optimizer.evaluations():
-                        evaluate()
-                    optimizer.step()
-
         if same:
             with silence():
-                train()
+                train(optimizer, door, evaluate)
         else:
             with pytest.warns(UserWarning, match="saw different batches"):
-                train()
+                train(optimizer, door, evaluate)
 
 
 def test_a_forward_pass_before_the_closure_is_named_in_torchs_error() -> None:

@@ -121,7 +121,6 @@ class Driving(Optimizer):
                     loss = closure()
         except BaseException as error:
             self._drop_probe()
-            self._spend(self._params())
             if "modified by an inplace operation" in str(error):
                 error.add_note("Alice moves the parameters: run the forward pass in the closure")
             raise
@@ -149,13 +148,11 @@ class Driving(Optimizer):
         sites, full, draw = self._begin()
         trained = [site for site in sites if site.param.requires_grad]
         probe = self._probe = Probe(trained, draw, full, self._backends, self.model, scaler)
-        watch = probe.watch = self.watch.start() if full else None
+        probe.watch = self.watch.start() if full else None
         found = False
         try:
             for i, name in enumerate(probe.rounds):
                 probe.begin(name)
-                if watch is not None:
-                    watch.begin()
                 yield i
                 if self._probe is not probe:
                     raise RuntimeError(
@@ -165,10 +162,7 @@ class Driving(Optimizer):
                 prepare_gradients_(self._params())
                 found = self._found(probe) or found
                 if self._held:
-                    self._give_back(probe)
                     return  # to a plain step with them
-                if watch is not None:
-                    watch.end(probe.sites)
                 probe.end(name)
             if not found:
                 self._drop_probe()
@@ -179,8 +173,6 @@ class Driving(Optimizer):
             # With a closure nothing comes between here and the update, which is asked for already.
             probe.claimed = not settle
             probe.finish(watching=settle)
-            if watch is not None:
-                watch.finish()
         finally:
             if self._held:
                 self._give_back(probe)
@@ -188,8 +180,8 @@ class Driving(Optimizer):
                 self._drop_probe()
             elif self._probe is probe and settle:
                 probe.settle()
-            if watch is not None:
-                watch.stop()
+            if probe.watch is not None:
+                probe.watch.stop()
 
     def _found(self, probe: Probe) -> bool:
         """Whether a round has left gradients; those from before it are dropped then."""

@@ -210,12 +210,16 @@ class Probe:
                 param.grad = None
         for site in self.sites:
             site.param.grad = None
+        if self.watch is not None:
+            self.watch.begin()
 
     def _versions_now(self) -> list[int]:
         return [-1 if site.sharded else site.param._version for site in self.sites]
 
     def end(self, round_name: Round) -> None:
         """Keep a side's gradients; the center's stay in ``.grad``."""
+        if self.watch is not None:
+            self.watch.end(self.sites)
         if round_name == "center":
             return
         for param, grad in self._foreign:
@@ -271,6 +275,8 @@ class Probe:
         """All evaluations are done; from here on the center's gradients should stay as they are."""
         self._center = self._center_marks() if self.full and watching else []
         self.finished = True
+        if self.watch is not None:
+            self.watch.finish()
 
     def _center_marks(self) -> list[tuple[int, int] | None]:
         grads = [site.param.grad for site in self.sites]

@@ -27,7 +27,10 @@ from .warning import SLIPS, warn
 __all__ = ["BatchWatch", "BufferWatch", "GradientWatch", "Watch", "called_without_gradient"]
 
 LOOKS = 64
-"""Measuring steps that are looked at; where gradients are edited, a look waits for the device."""
+"""Measuring steps whose edits are looked at; where there are any, that waits for the device."""
+
+BLANKS = 8
+"""How often gradients that are left may turn out to be zero, before all are taken to be."""
 
 PART = 1024
 """Elements of a gradient that stand for all."""
@@ -56,7 +59,7 @@ class BufferWatch:
         guarded = set(map(id, model.modules())) if model is not None else set()
         others = list(_WITH_BUFFERS) if model is not None else []
         self._marks = [(m, _versions(m)) for m in others if id(m) not in guarded]
-        self._before: dict[int, list[tuple[int, int]]] = {}
+        self._before: dict[int, dict[int, int]] = {}
         self._seen: set[str] = set()
         self._handles: list[Any] = []
         if model is None:
@@ -64,28 +67,29 @@ class BufferWatch:
             self._handles.append(register_module_forward_hook(self._leave))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        self._before[id(module)] = _identities(module)
+        self._before[id(module)] = _versions(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._before.pop(id(module), None) != _identities(module):
+        if self._before.pop(id(module), None) != _versions(module):
             self._seen.add(type(module).__name__)
 
     def changed(self) -> str:
         """The types of those that changed; to be asked once."""
         for handle in self._handles:
             handle.remove()
-        ticked = {type(m).__name__ for m, before in self._marks if _versions(m) != before}
+        ticked = {type(m).__name__ for m, before in self._marks if _is_written(m, before)}
         return ", ".join(sorted(self._seen | ticked))
 
 
-def _identities(module: nn.Module) -> list[tuple[int, int]]:
+def _versions(module: nn.Module) -> dict[int, int]:
+    """Of its buffers, by identity; one that was made in inference mode has none."""
     held = (b for b in module._buffers.values() if b is not None)
-    return [(id(b), 0 if b.is_inference() else b._version) for b in held]
+    return {id(b): 0 if b.is_inference() else b._version for b in held}
 
 
-def _versions(module: nn.Module) -> list[int]:
-    """Of those in place; one that is replaced, as caches are, counts as little as a new one."""
-    return [version for _, version in _identities(module)]
+def _is_written(module: nn.Module, before: dict[int, int]) -> bool:
+    """Whether a buffer was written to in place; those that are replaced are caches, mostly."""
+    return any(before.get(i, version) != version for i, version in _versions(module).items())
 
 
 class BatchWatch:
@@ -128,8 +132,8 @@ class GradientWatch:
 
     It is the smallest of some size that got a gradient in the first round; what people do to
     gradients, they do to all. Clipping by norm leaves a multiple, by value a clamped copy. Other
-    edits (noise, a mask, a penalty) are the user's business. In a process group nothing is said:
-    reducing over processes is an edit, too.
+    edits (noise, a mask, a penalty) are the user's business. In a process group nothing is said of
+    the rounds: reducing over processes is an edit, too.
     """
 
     def __init__(self) -> None:
@@ -147,17 +151,18 @@ class GradientWatch:
         """A round's gradients are there: what has become of them since backward?"""
         if self._param is None:
             self._choose(sites)
-        elif self._found is not None and self._param.grad is not None:
-            version, before = self._found
+        elif self._param.grad is not None:
             self._center = _part(self._param.grad)
+            version, before = self._found or (self._param.grad._version, self._center)
             edited = self._param.grad._version != version
             self._edits.append(_edit(before, self._center) if edited else None)
 
     def _choose(self, sites: Sequence[Site]) -> None:
         given = [site.param for site in sites if type(site.param.grad) is Tensor]
         trained = [param for param in given if param.requires_grad]
-        if trained and not is_distributed():
+        if trained:
             self._param = min(trained, key=lambda param: (param.numel() < 64, param.numel()))
+        if self._param is not None and not is_distributed():
             self._handle = self._param.register_post_accumulate_grad_hook(self._accumulated)
 
     def _accumulated(self, param: Tensor) -> None:
@@ -179,7 +184,9 @@ class GradientWatch:
     def is_harmless(self) -> bool:
         """Whether the center's gradient, touched after the rounds, is what it was."""
         grad = self._param.grad if self._param is not None else None
-        return grad is not None and self._center is not None and _equal(grad, self._center)
+        return (
+            grad is not None and self._center is not None and torch.equal(_part(grad), self._center)
+        )
 
     def stop(self) -> None:
         """Follow it no longer."""
@@ -190,10 +197,6 @@ class GradientWatch:
 def _part(grad: Tensor) -> Tensor:
     """A copy of a gradient's first elements."""
     return grad.detach().reshape(-1)[:PART].clone()
-
-
-def _equal(grad: Tensor, part: Tensor) -> bool:
-    return torch.equal(_part(grad), part)
 
 
 def _edit(before: Tensor, now: Tensor) -> Tensor:
@@ -230,12 +233,12 @@ def called_without_gradient(
 class Watch:
     """Everything that an optimizer looks out for while a step measures.
 
-    Buffers and batches only the first time; gradients as long as ``looks`` are left.
+    Buffers and batches only the first time.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
         self._model = model
-        self.looks, self._blanks = LOOKS, 8
+        self._looks, self._blanks = LOOKS, BLANKS
         self._first = True
         self._buffers: BufferWatch | None = None
         self._batches: BatchWatch | None = None
@@ -252,7 +255,7 @@ class Watch:
         """A measuring step begins."""
         if self._first:
             self._buffers, self._batches = BufferWatch(self._model), BatchWatch()
-        self._gradients = GradientWatch() if self.looks > 0 else None
+        self._gradients = GradientWatch()
         self._first = False
         return self
 
@@ -274,11 +277,10 @@ class Watch:
             self._gradients.end(sites)
 
     def finish(self) -> None:
-        """All rounds are over; warn if each one's gradients were changed by a factor of its own."""
-        self.looks -= 1
-        how = self._gradients.clipped() if self._gradients is not None else ""
+        """All rounds are over; warn if each one's gradients were clipped by themselves."""
+        how = self._gradients.clipped() if self._gradients is not None and self._looks else ""
+        self._looks = 0 if how else max(self._looks - 1, 0)
         if how:
-            self.looks = 0
             warn(
                 f"gradients were clipped after backward, in each evaluation by itself ({how}), and "
                 "the difference will look like curvature. Use Alice(..., max_grad_norm=...), which "

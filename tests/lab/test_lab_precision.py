@@ -13,6 +13,8 @@ from aliceopt.lab.problem import Problem
 from aliceopt.lab.train import train
 from lab_cases import events, small_plan, small_run, write_problem
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WATCHED = """
 import torch
 from torch import nn
@@ -41,14 +43,6 @@ def problem():
     return {"model": Net(), "loss": nn.functional.cross_entropy, "train": (images, labels),
             "validation": (images[:12], labels[:12]), "metric": "accuracy", "batch_size": 8}
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

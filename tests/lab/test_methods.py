@@ -1,6 +1,5 @@
 """Every method takes the steps of its optimizer, and counts the gradients it really asks for."""
 
-import copy
 import sys
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import nn
 
 from aliceopt import Alice
-from aliceopt.lab import models
 from aliceopt.lab.methods import (
     METHODS,
     STEPS,
@@ -17,7 +15,7 @@ from aliceopt.lab.methods import (
     mean_gradients,
     planned,
 )
-from aliceopt.lab.muon import matrices_of
+from method_cases import assert_same, batches, by_hand, drive, network
 
 NEEDS = {"adahessian": "pytorch_optimizer", "schedule-free": "schedulefree"}
 CASES = [
@@ -41,61 +39,6 @@ CASES = [
 def need(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
-
-
-def network():
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
-def batches(count):
-    random = torch.Generator().manual_seed(4)
-    return [
-        (torch.randn(7, 6, generator=random), torch.randint(3, (7,), generator=random))
-        for _ in range(count)
-    ]
-
-
-class CountedLoss:
-    """Cross-entropy of a model, and how often it was asked for."""
-
-    def __init__(self, model):
-        self.model, self.calls = model, 0
-
-    def __call__(self, inputs, targets):
-        self.calls += 1
-        return nn.functional.cross_entropy(self.model(inputs), targets)
-
-
-def drive(method, data, factors=None):
-    """The losses of steps on ``data``, and how often the loss was computed."""
-    loss_of = CountedLoss(method.model)
-    step = method.bind(loss_of, data[0], capture=False)
-    losses = []
-    for k, (x, y) in enumerate(data):
-        if factors:
-            method.set_rate(factors[k])
-        losses.append(step(x, y).item())
-    return losses, loss_of.calls
-
-
-def by_hand(optimizer, model, data, rates=None, create_graph=False):
-    """The textbook loop: zero, loss, backward, step."""
-    losses = []
-    for k, (x, y) in enumerate(data):
-        if rates:
-            optimizer.param_groups[0]["lr"] = rates[k]
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward(create_graph=create_graph)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def assert_same(a, b):
-    for p, q in zip(a.parameters(), b.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -170,38 +113,6 @@ def test_schedule_free_trains_on_after_an_error_at_rest():
         torch.testing.assert_close(p.detach(), q)
 
 
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(6, 4)
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.last(self.first(self.table(x.argmax(-1))).relu())
-
-
-def test_muon_takes_the_matrices_and_adamw_the_rest():
-    """Embeddings and biases are not Muon's; the two optimizers step from one gradient."""
-    torch.manual_seed(0)
-    mine = Words()
-    theirs = copy.deepcopy(mine)
-    method = make_method("muon", mine, {"lr": 0.02, "adam_lr": 1e-2}, seed=0)
-    taken = {id(p) for group in method.optimizers[0].param_groups for p in group["params"]}
-    assert taken == {id(mine.first.weight), id(mine.last.weight)}
-    data = batches(5)
-    drive(method, data)
-    muon = torch.optim.Muon([theirs.first.weight, theirs.last.weight], lr=0.02)
-    others = [theirs.table.weight, theirs.first.bias, theirs.last.bias]
-    adam = torch.optim.AdamW(others, lr=1e-2, weight_decay=0.0, foreach=False)
-    for x, y in data:
-        theirs.zero_grad()
-        nn.functional.cross_entropy(theirs(x), y).backward()
-        muon.step()
-        adam.step()
-    assert_same(mine, theirs)
-    assert method.gradients == 5
-
-
 def test_nadamw_decays_apart_from_the_gradient():
     """Torch's NAdam with its weight decay decoupled, unless told otherwise."""
     data, mine, theirs = batches(8), network(), network()
@@ -211,63 +122,6 @@ def test_nadamw_decays_apart_from_the_gradient():
     assert losses == by_hand(bare, theirs, data)
     method = make_method("nadamw", mine, {"decoupled_weight_decay": False}, seed=0)
     assert method.optimizers[0].param_groups[0]["decoupled_weight_decay"] is False
-
-
-def test_muons_adamw_has_options_of_its_own():
-    """One rate for both where Muon's steps are matched to AdamW's; else 1e-3, and no decay."""
-
-    def rest(**options):
-        method = make_method("muon", network(), {"lr": 0.02, **options}, seed=0)
-        return method.optimizers[1].param_groups[0]
-
-    assert (rest()["lr"], rest()["weight_decay"]) == (1e-3, 0.0)
-    assert rest(adjust_lr_fn="match_rms_adamw")["lr"] == 0.02
-    assert rest(adjust_lr_fn="match_rms_adamw", adam_lr=0.5)["lr"] == 0.5
-    group = rest(adam_betas=[0.8, 0.9], adam_weight_decay=0.3)
-    assert (group["betas"], group["weight_decay"]) == ((0.8, 0.9), 0.3)
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_muon_takes_a_kernel_as_the_matrix_of_its_rows(layout):
-    """[o, i, h, w] steps as torch's Muon does on [o, i h w], however it lies in memory."""
-    torch.manual_seed(0)
-    kernel, matrix = nn.Conv2d(3, 4, 3, bias=False), nn.Parameter(torch.empty(4, 27))
-    kernel.to(memory_format=layout)
-    with torch.no_grad():
-        matrix.copy_(kernel.weight.flatten(1))
-    options = {"lr": 0.02, "weight_decay": 0.1}
-    method = make_method("muon", kernel, {**options, "kernels": True}, seed=0)
-    muon, x = torch.optim.Muon([matrix], **options), torch.randn(5, 3, 6, 6)
-    step = method.bind(lambda x, y: kernel(x).square().mean(), (x, x), capture=False)
-    for _ in range(3):
-        step(x, x)
-        muon.zero_grad()
-        nn.functional.conv2d(x, matrix.unflatten(1, (3, 3, 3))).square().mean().backward()
-        muon.step()
-    # Newton-Schulz runs in bfloat16, whose sums depend on the order of the columns.
-    torch.testing.assert_close(kernel.weight.flatten(1), matrix, rtol=0.02, atol=1e-3)
-
-
-def test_muon_leaves_first_and_last_layers_to_adamw():
-    """Of the lab's networks it takes what lies between: kernels only if told."""
-    vit = models.vit(3, image=16, width=16, heads=2, layers=2)
-    assert len(matrices_of(vit)) == 2 * 4
-    gpt = models.gpt(20, context=4, layers=3, width=8, heads=1, tie=False)
-    assert len(matrices_of(gpt)) == 3 * 4
-    resnet = models.resnet18(3, width=4)
-    assert matrices_of(resnet) == []
-    taken = matrices_of(resnet, kernels=True)
-    assert len(taken) == 16 + 3
-    with pytest.raises(ValueError, match="the model has none: kernels = true takes"):
-        make_method("muon", resnet, {}, seed=0)
-
-
-def test_muon_alone_where_all_parameters_are_matrices():
-    """And refused where none is."""
-    linear = nn.Linear(3, 3, bias=False)
-    assert len(make_method("muon", linear, {}, seed=0).optimizers) == 1
-    with pytest.raises(ValueError, match="matrices, and the model has none"):
-        make_method("muon", nn.Conv2d(1, 2, 3, bias=False), {}, seed=0)
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -10,21 +10,12 @@ from aliceopt.lab import pool
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import read_runs, run_folder
-from lab_cases import all_events, small_plan, write_problem
+from lab_cases import all_events, small_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ADAM = {"label": "Adam", "optimizer": "adam", "lr": 1e-2}
 ALICE = {"optimizer": "alice", "lr": 1e-2, "terms": "glass", "step": "naq"}
-
-
-@pytest.fixture
-def file(tmp_path):
-    return write_problem(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Sums depend on the number of threads, which depends on the number of workers."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def statuses(folder, plan):

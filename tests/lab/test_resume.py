@@ -24,7 +24,10 @@ from aliceopt.lab import lock
 from aliceopt.lab.data import generate
 from aliceopt.lab.records import read_runs
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 PATIENCE = 120  # seconds until a wait is given up; nothing is measured
 
@@ -32,11 +35,6 @@ PATIENCE = 120  # seconds until a wait is given up; nothing is measured
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return generate.write("cifar10", tmp_path_factory.mktemp("sets"), size=200)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def arguments(data, out, *more):

@@ -6,30 +6,17 @@ import threading
 import time
 
 import pytest
-import torch
 
 from aliceopt.lab.launch import TIME_IS_UP
 from aliceopt.lab.pool import GRACE, Local, execute
 from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
 from aliceopt.lab.stopping import stopped_by_signal, terms_as_interrupts
 from aliceopt.lab.train import train
-from lab_cases import all_events, events, small_plan, small_run, write_problem
+from lab_cases import all_events, events, small_plan, small_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ADAM = {"label": "Adam", "optimizer": "adam", "lr": 1e-2}
-
-
-@pytest.fixture
-def file(tmp_path):
-    return write_problem(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def terminate_at(step):

@@ -11,7 +11,9 @@ from aliceopt.lab.problem import load_function, make_problem
 from aliceopt.lab.records import load_checkpoint, run_folder
 from aliceopt.lab.spec import Schedule
 from aliceopt.lab.train import train
-from lab_cases import events, small_run, write_problem
+from lab_cases import events, small_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 METHODS = {
     "adam": ("adam", {"lr": 1e-2}),
@@ -25,20 +27,6 @@ METHODS = {
     "alice-none": ("alice", {"lr": 0.03, "terms": "none"}),
 }
 NEEDS = {"adahessian": "pytorch_optimizer", "schedule-free": "schedulefree"}
-
-
-@pytest.fixture
-def file(tmp_path):
-    return write_problem(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As a worker has it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_identical(a, b, where="checkpoint"):

@@ -150,9 +150,7 @@ def plan_of(
     check: bool = True,
 ) -> Plan:
     """Every method with every seed on one problem."""
-    seeds = _seeds(settings["seeds"])
-    described: dict[str, Any] = {}
-    runs: list[Run] = []
+    seeds, described, runs = _seeds(settings["seeds"]), dict[str, Any](), list[Run]()
     for key, method in methods.items():
         optimizer, options = _optimizer(key, method), _options(method, settings)
         if check:

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aliceopt.lab.models import GPT, gpt
-from aliceopt.lab.models.gpt import CausalSelfAttention
+from aliceopt.lab.models.gpt import causal_attention
+from aliceopt.lab.models.transformer import SelfAttention
 
 
 def _small(**changes: object) -> GPT:
@@ -50,7 +51,7 @@ def test_no_gradient_comes_from_the_future() -> None:
 def test_attention_equals_its_masked_softmax() -> None:
     """Head by head ``softmax(q k^T / sqrt(d) where j <= i) v``."""
     torch.manual_seed(0)
-    layer = CausalSelfAttention(6, 2).double()
+    layer = SelfAttention(6, 2, causal_attention).double()
     x = torch.randn(3, 5, 6, dtype=torch.float64)
     future = torch.ones(5, 5).triu(1).bool()
     heads = []

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aliceopt.lab.models import vit
-from aliceopt.lab.models.vit import EfficientSelfAttention, cut_patches, efficient_attention
+from aliceopt.lab.models.transformer import SelfAttention
+from aliceopt.lab.models.vit import cut_patches, efficient_attention
 
 
 def test_efficient_attention_equals_its_square_matrix_form() -> None:
@@ -23,7 +24,7 @@ def test_efficient_attention_equals_its_square_matrix_form() -> None:
 def test_heads_are_slices_that_do_not_mix() -> None:
     """Head h reads and writes columns h d to (h + 1) d of query, key, value and result."""
     torch.manual_seed(0)
-    layer = EfficientSelfAttention(6, 2).double()
+    layer = SelfAttention(6, 2, efficient_attention).double()
     x = torch.randn(3, 5, 6, dtype=torch.float64)
     q, k, v = layer.inward(x).chunk(3, -1)
     heads = [efficient_attention(q[..., s], k[..., s], v[..., s]) for s in (slice(3), slice(3, 6))]

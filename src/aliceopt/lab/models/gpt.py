@@ -2,55 +2,24 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .arguments import require_switch, require_whole
 from .grouping import Blocks, consecutive_layers, group_by_prefix
+from .transformer import PreNormLayer
 
 _DEVIATION = 0.02
 """Of every matrix at the start; those that write to the residual stream have less."""
 
 
-class CausalSelfAttention(nn.Module):
-    """Softmax attention in ``heads`` slices of the width: position i sees 0 to i.
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Softmax attention in which position i sees 0 to i.
 
     torch's fused attention never forms the ``n x n`` weights and cannot be differentiated twice;
     under ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` it can.
     """
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.inward = nn.Linear(width, 3 * width)
-        self.outward = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, n, width]`` to the same shape."""
-        split = self.inward(x).unflatten(-1, (3, self.heads, -1))  # B, n, 3, heads, d
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return cast(Tensor, self.outward(mixed.transpose(1, 2).flatten(2)))
-
-
-class DecoderLayer(nn.Module):
-    """Pre-norm: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``, four widths inside."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = CausalSelfAttention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, n, width]`` to the same shape."""
-        x = x + self.attention(self.norm1(x))
-        return cast(Tensor, x + self.mlp(self.norm2(x)))
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class GPT(nn.Module):
@@ -70,7 +39,9 @@ class GPT(nn.Module):
         self.context = context
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.layers = nn.ModuleList([DecoderLayer(width, heads) for _ in range(layers)])
+        self.layers = nn.ModuleList(
+            [PreNormLayer(width, heads, 4 * width, "gelu", causal_attention) for _ in range(layers)]
+        )
         self.norm = nn.LayerNorm(width)
         self.head = None if tie else nn.Linear(width, vocabulary, bias=False)
         self._initialise((2 * layers) ** -0.5)

@@ -7,8 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .arguments import activation_named, require_whole
+from .arguments import require_whole
 from .grouping import Blocks, consecutive_layers, group_by_prefix
+from .transformer import PreNormLayer
 
 
 def efficient_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -21,41 +22,6 @@ def efficient_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     context = key.softmax(-2).transpose(-2, -1) @ value
     return query.softmax(-1) @ context
-
-
-class EfficientSelfAttention(nn.Module):
-    """Efficient attention in ``heads`` slices of the width, between two linear maps."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.inward = nn.Linear(width, 3 * width)
-        self.outward = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, n, width]`` to the same shape."""
-        split = self.inward(x).unflatten(-1, (3, self.heads, -1))  # B, n, 3, heads, d
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = efficient_attention(query, key, value)
-        return cast(Tensor, self.outward(mixed.transpose(1, 2).flatten(2)))
-
-
-class EncoderLayer(nn.Module):
-    """Pre-norm: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
-
-    def __init__(self, width: int, heads: int, hidden: int, activation: str):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = EfficientSelfAttention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, hidden), activation_named(activation), nn.Linear(hidden, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, n, width]`` to the same shape."""
-        x = x + self.attention(self.norm1(x))
-        return cast(Tensor, x + self.mlp(self.norm2(x)))
 
 
 class ViT(nn.Module):
@@ -81,7 +47,10 @@ class ViT(nn.Module):
         self.patches = nn.Linear(channels * patch**2, width)
         self.positions = nn.Parameter(torch.empty((image // patch) ** 2, width))
         self.layers = nn.ModuleList(
-            [EncoderLayer(width, heads, hidden, activation) for _ in range(layers)]
+            [
+                PreNormLayer(width, heads, hidden, activation, efficient_attention)
+                for _ in range(layers)
+            ]
         )
         self.norm = nn.LayerNorm(width)
         self.final = nn.Linear(width, classes)
