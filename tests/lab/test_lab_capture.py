@@ -1,11 +1,13 @@
 """Steps replayed from CUDA graphs are the steps of the loop without them."""
 
+import io
+
 import pytest
 import torch
 from torch import nn
 
 from aliceopt.lab import models
-from aliceopt.lab.captured import CapturedGradient
+from aliceopt.lab.captured import CapturedStep
 from aliceopt.lab.methods import make_method
 from aliceopt.lab.precision import autocast, lay_out_
 
@@ -38,16 +40,62 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def test_capturing_trains_nothing():
-    """Weights, buffers and random state are as before; the first replay is the first step."""
+@pytest.mark.parametrize(
+    ("make", "momenta"),
+    [
+        (lambda params: torch.optim.AdamW(params, lr=0.1, fused=True), {}),
+        (lambda params: torch.optim.NAdam(params, lr=0.1, weight_decay=0.1), {"mu_product": 1.0}),
+        (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True), {}),
+    ],
+    ids=["adamw", "nadam", "sgd"],
+)
+def test_capturing_trains_nothing(make, momenta):
+    """Weights, buffers and random state are as before, and the states as before a first step."""
     model = network()
+    optimizer = make(model.parameters())
     before = {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.cuda.get_rng_state()
     x, y = batches(1)[0]
-    CapturedGradient(model, lambda a, b: nn.functional.cross_entropy(model(a), b), (x, y))
+    loss_of = lambda a, b: nn.functional.cross_entropy(model(a), b)  # noqa: E731
+    CapturedStep(model, loss_of, (x, y), [optimizer])
     assert torch.equal(torch.cuda.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
+    for param in model.parameters():
+        for name, value in optimizer.state[param].items():
+            assert torch.all(value == momenta.get(name, 0.0)), name
+
+
+@pytest.mark.parametrize("name", ["adamw", "nadamw", "sgd"])
+def test_a_captured_run_that_is_resumed_goes_on_where_it_was(name):
+    """States and rates from a checkpoint: six steps at once, and three then three."""
+    options = {"lr": 1e-2, **({"momentum": 0.9} if name == "sgd" else {"weight_decay": 0.1})}
+    data = batches(6)
+
+    def begin():
+        model = network()
+        return model, make_method(name, model, options, seed=0)
+
+    def go_on(model, method, some):
+        loss_of = lambda x, y: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+        step = method.bind(loss_of, data[0], capture=True)
+        for x, y in some:
+            method.set_rate(0.5)
+            step(x, y)
+
+    whole, first, second = begin(), begin(), begin()
+    go_on(*whole, data)
+    go_on(*first, data[:3])
+    for old, new in zip(first, second, strict=True):
+        saved = io.BytesIO()
+        torch.save(old.state_dict(), saved)
+        saved.seek(0)
+        new.load_state_dict(torch.load(saved, map_location="cpu"))
+    go_on(*second, data[3:])
+    assert second[1].gradients == whole[1].gradients == 6
+    for a, b in zip(whole[0].parameters(), second[0].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adam", "alice"])

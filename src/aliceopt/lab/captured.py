@@ -1,32 +1,43 @@
-"""One gradient as a CUDA graph, for optimizers that take a step from one gradient."""
+"""A step from one gradient as a CUDA graph: forward, backward, and the update where possible."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from aliceopt.probe import BufferGuard
 
-__all__ = ["CapturedGradient"]
+__all__ = ["CapturedStep", "is_capturable"]
 
 _WARM_UPS = 3  # cuDNN and cuBLAS choose and allocate in the first calls, which a capture must not
 
 
-class CapturedGradient:
-    """Forward and backward on static inputs, replayed; leaves gradients in ``.grad``.
+def is_capturable(optimizer: Optimizer) -> bool:
+    """Whether a graph can hold its update: all it reads is, or can be made, a device's tensor."""
+    return type(optimizer) in (Adam, AdamW, NAdam, SGD)
 
-    Capturing trains nothing: buffers are put back as they were, and so is the random state.
+
+class CapturedStep:
+    """A step on static inputs, replayed; leaves gradients in ``.grad``.
+
+    The update of ``optimizers`` is part of it; their learning rates become tensors. Capturing
+    trains nothing: buffers are put back as they were, and so is the random state.
     """
 
     def __init__(
-        self, model: nn.Module, loss_of: Callable[[Any, Any], Tensor], batch: tuple[Tensor, Tensor]
+        self,
+        model: nn.Module,
+        loss_of: Callable[[Any, Any], Tensor],
+        batch: tuple[Tensor, Tensor],
+        optimizers: Sequence[Optimizer] = (),
     ):
         self._static = tuple(part.clone() for part in batch)
-        self._loss_of = loss_of
+        self._loss_of, self._optimizers = loss_of, optimizers
         self._params = [param for param in model.parameters() if param.requires_grad]
         device = self._static[0].device
         state, buffers = torch.cuda.get_rng_state(device), BufferGuard(model)
@@ -45,10 +56,14 @@ class CapturedGradient:
             with torch.cuda.stream(side):
                 for _ in range(_WARM_UPS):
                     self._evaluate()
+                for optimizer in self._optimizers:
+                    _make_capturable(optimizer, device)
             torch.cuda.current_stream(device).wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._loss = self._evaluate()
+                for optimizer in self._optimizers:
+                    optimizer.step()
         self._grads = [param.grad for param in self._params]
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,11 +76,31 @@ class CapturedGradient:
         return self._loss
 
     def _evaluate(self) -> Tensor:
-        self._forget()
+        for param in self._params:
+            param.grad = None
         loss = self._loss_of(*self._static)
         loss.backward()
         return loss.detach()
 
-    def _forget(self) -> None:
-        for param in self._params:
-            param.grad = None
+
+@torch.no_grad()
+def _make_capturable(optimizer: Optimizer, device: torch.device) -> None:
+    """Rates that a graph can read, and states that are there before it; nothing is trained."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        if "capturable" in group:
+            group["capturable"] = True
+    for state in optimizer.state.values():  # of a run that goes on
+        state.update({k: v.to(device) for k, v in state.items() if isinstance(v, Tensor)})
+    if optimizer.state:
+        return
+    rates = [group["lr"].clone() for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"].zero_()
+    optimizer.step()  # makes the states; all start at zero but NAdam's product of momenta
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"].copy_(rate)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                value.fill_(1.0 if name == "mu_product" else 0.0)

@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 import aliceopt
 from aliceopt import Alice
 from aliceopt.lab.blocks import blocks_of
-from aliceopt.lab.captured import CapturedGradient
+from aliceopt.lab.captured import CapturedStep, is_capturable
 from aliceopt.lab.muon import muon_and_adamw
 
 __all__ = [
@@ -76,17 +76,27 @@ class Method:
         """Multiply every group's own learning rate by a factor of the schedule."""
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
+                if isinstance(group["lr"], Tensor):  # a graph reads it there
+                    group["lr"].fill_(rate * factor)
+                else:
+                    group["lr"] = rate * factor
 
     def bind(self, loss_of: LossOf, batch: tuple[Any, Any], *, capture: bool) -> Step:
-        """A step on a batch; with ``capture`` its gradient is replayed from a CUDA graph."""
+        """A step on a batch; with ``capture`` replayed from a CUDA graph.
+
+        If a graph cannot hold the updates of all optimizers, it holds the gradient alone.
+        """
         if not (capture and self.capturable):
             return lambda inputs, targets: self._step(lambda: loss_of(inputs, targets))
-        gradient = CapturedGradient(self.model, loss_of, batch)
+        whole = all(map(is_capturable, self.optimizers))
+        captured = CapturedStep(self.model, loss_of, batch, self.optimizers if whole else ())
 
         def step(inputs: Any, targets: Any) -> Tensor:
-            loss = gradient(inputs, targets)
-            self._advance()
+            loss = captured(inputs, targets)
+            if whole:
+                self.gradients += 1
+            else:
+                self._advance()
             return loss
 
         return step
