@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import aliceopt
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 
 from .shapes import Shapes
 from .timing import captured
@@ -22,7 +22,7 @@ __all__ = ["Contender", "Ready", "Running", "Unavailable", "Workload", "contende
 EVALUATIONS = 12
 """More than any capture of a step asks its closure for."""
 NEVER = 10**6
-"""As ``quick_steps``: one full step, then quick ones only."""
+"""As ``quick_steps``: one measuring step, then quick ones only."""
 
 
 class Unavailable(Exception):
@@ -33,9 +33,9 @@ class Ready:
     """A closure that only hands out gradients, so that a step is the optimizer's work alone.
 
     With ``rounds = 3`` successive calls give the gradients of the two probes and of the center, as
-    a full step asks for them; with 1 it is always the center's. As autograd's, each gradient is a
-    new tensor, and whoever gets it is the only one to hold it, unless ``hold`` is set: a graph that
-    reads it does not own it. `prepare` makes them ahead of time.
+    a measuring step asks for them; with 1 it is always the center's. As autograd's, each gradient
+    is a new tensor, and whoever gets it is the only one to hold it, unless ``hold`` is set: a graph
+    that reads it does not own it. `prepare` makes them ahead of time.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], sets: Sequence[list[Tensor]]):
@@ -147,28 +147,34 @@ class Contender:
 def contenders(dtype: torch.dtype, implementation: str, device: torch.device) -> list[Contender]:
     """All rows of the table, in order."""
     item = dtype.itemsize
-    quick, full = alice_traffic(dtype, device)
+    quick, measuring = alice_traffic(dtype, device)
     alice = partial(_alice, implementation=implementation)
     return [
         Contender("copy", "copy of the parameters", 2 * item, _copy),
         Contender("adamw_fused", "AdamW fused", 7 * item, partial(_adamw, form="fused")),
         Contender("adamw_foreach", "AdamW foreach", 7 * item, partial(_adamw, form="foreach")),
         Contender("schedule_free", "schedule-free AdamW", 7 * item, _schedule_free),
-        Contender("alice_quick", "Alice quick", quick, partial(alice, full=False)),
-        Contender("alice_full", "Alice full", full, partial(alice, full=True), 4 + 2 * item),
+        Contender("alice_quick", "Alice quick", quick, partial(alice, measuring=False)),
+        Contender(
+            "alice_measuring",
+            "Alice measuring",
+            measuring,
+            partial(alice, measuring=True),
+            4 + 2 * item,
+        ),
     ]
 
 
 def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
-    """Bytes a parameter of a quick and of a full step, with glass and a Hessian.
+    """Bytes a parameter of a quick and of a measuring step, with glass and a Hessian.
 
     P and G are a parameter's and a gradient's bytes, S those of the state. An update reads g0, g,
-    s, rho, h and mu and writes g, s, nu and the parameter; a full one also reads two gradients
+    s, rho, h and mu and writes g, s, nu and the parameter; a measuring one also reads two gradients
     and writes rho and h. Captured on CUDA, in full precision, parameters are pointed at nu, and in
-    a full step at the two sides, which a pass of its own reads nu and writes for. Elsewhere
+    a measuring step at the two sides, which a pass of its own reads nu and writes for. Elsewhere
     departing reads the parameter and nu and writes both anew, in places of their own or each
     other's, and two moves read nu and write the parameter. Low precision adds a master copy, read
-    at departure and written by the update, and nu in a full update.
+    at departure and written by the update, and nu in a measuring update.
     """
     P = G = dtype.itemsize
     S = torch.promote_types(dtype, torch.float32).itemsize
@@ -215,12 +221,13 @@ def _plain(optimizer: Optimizer, closure: Ready) -> Running:
     return Running(step, optimizer, closure)
 
 
-def _alice(workload: Workload, capturable: bool, *, full: bool, implementation: str) -> Running:
+def _alice(
+    workload: Workload, capturable: bool, *, measuring: bool, implementation: str
+) -> Running:
     closure = workload.closure(sides=True)
-    optimizer = Alice(
-        workload.params, quick_steps=0 if full else NEVER, implementation=implementation
-    )
+    options = {**PAPER, "quick_steps": 0 if measuring else NEVER}
+    optimizer = Alice(workload.params, **options, implementation=implementation)
     optimizer.step(closure)
-    if not full:
+    if not measuring:
         closure.rounds = 1  # from here on it is asked for the center only
     return Running(lambda: optimizer.step(closure), optimizer, closure)

@@ -12,7 +12,7 @@ kept between steps, "extra" only during an uncaptured one, beside one set of gra
 CUDA, counted by design elsewhere. "peak": parameters, one set of gradients, state and extra.
 "first use": from the constructor to the end of the first step of that kind, compilation included;
 ``--cold-cache`` keeps kernels compiled by earlier processes out of it. The header has the same for
-Alice's first four steps: a full, a quick, a full and a quick one.
+Alice's first four steps: a measuring, a quick, a measuring and a quick one.
 
 Gradients are new tensors each time, as autograd's are; making them and giving their memory back is
 not part of a step's time.
@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 from aliceopt.kernels import IMPLEMENTATIONS
 
 from . import report
@@ -129,11 +129,11 @@ def _brief(error: Exception) -> str:
 
 
 def first_steps(workload: Workload, implementation: str) -> list[float]:
-    """Seconds from Alice's constructor to the end of a full, a quick, a full and a quick step."""
+    """Seconds from Alice's constructor to the end of four steps, of which two measure, by turns."""
     closure, ends = workload.closure(sides=True), []
     _warm_up(workload.device)
     begin = time.perf_counter()
-    optimizer = Alice(workload.params, quick_steps=1, implementation=implementation)
+    optimizer = Alice(workload.params, **{**PAPER, "quick_steps": 1}, implementation=implementation)
     for _ in range(4):
         optimizer.step(closure)
         synchronize(workload.device)
@@ -251,7 +251,7 @@ def measure(args: argparse.Namespace) -> tuple[report.Header, list[Row]]:
         "dtype": args.dtype,
         "implementation": args.implementation,
     }
-    starts = attempt(rows["alice_full"], "first steps", lambda: _starts(rows, workload, args))
+    starts = attempt(rows["alice_measuring"], "first steps", lambda: _starts(rows, workload, args))
     if starts:
         header["alice_first_steps_s"] = [round(seconds, 3) for seconds in starts]
     for entry in entries:
@@ -273,7 +273,7 @@ def measure(args: argparse.Namespace) -> tuple[report.Header, list[Row]]:
 
 def _starts(rows: dict[str, Row], workload: Workload, args: argparse.Namespace) -> list[float]:
     ends = first_steps(workload, args.implementation)
-    rows["alice_full"].first_use_s, rows["alice_quick"].first_use_s = ends[:2]
+    rows["alice_measuring"].first_use_s, rows["alice_quick"].first_use_s = ends[:2]
     return ends
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.trace --device cpu
     python -m benchmarks.trace --device cuda
 
-Follows a step of a small model, after a full and a quick one, function by function, but not into
+Follows a step of a small model, after a measuring and a quick one, by function, but not into
 the closure. A line for
 every file, in the order in which the step comes to them, with the functions it calls there; the
 source of the kernels counts as one more. Functions of torch, numpy and Triton are passed over.
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import aliceopt
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 from aliceopt.kernels import IMPLEMENTATIONS
 
 __all__ = ["Trace", "main", "quick_step"]
@@ -79,7 +79,7 @@ def quick_step(device: str, implementation: str) -> Trace:
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     model.to(device)
     x = torch.randn(32, 16, device=device)
-    optimizer = Alice(model.parameters(), model=model, implementation=implementation)
+    optimizer = Alice(model.parameters(), model=model, **PAPER, implementation=implementation)
 
     def closure() -> torch.Tensor:
         loss = model(x).square().mean()

@@ -5,7 +5,7 @@
     python -m benchmarks.train_step --device cpu --model mlp
 
 Columns. "gradients": evaluations a step, (quick_steps + 3) / (quick_steps + 1). "eager" is a plain
-loop, "captured" (CUDA only) the whole step as CUDA graphs: one for AdamW, one quick and one full
+loop, "captured" (CUDA only) the whole step as CUDA graphs: AdamW's, and a quick and a measuring
 for Alice (`aliceopt.capture`), with the batch copied in each time. Both are wall time a step,
 averaged over a whole cycle of quick_steps + 1 steps. "x AdamW" is the ratio to AdamW in the same
 mode, and "per gradient" that ratio divided by the gradients: 1 means that Alice costs nothing
@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 import aliceopt
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 from aliceopt.kernels import IMPLEMENTATIONS
 
 from . import report
@@ -101,8 +101,7 @@ def stepper(row: Row, setting: Problem, mode: str, implementation: str) -> Calla
         return _adamw(setting, mode)
     optimizer = Alice(
         setting.model.parameters(),
-        lr=1e-3,
-        quick_steps=row.quick_steps,
+        **{**PAPER, "lr": 1e-3, "quick_steps": row.quick_steps},
         model=setting.model,
         implementation=implementation,
     )

@@ -12,7 +12,8 @@ torch.manual_seed(0)
 x = torch.randn(1024, 8)
 data = TensorDataset(x, x[:, :1] * x[:, 1:2] + x[:, 2:3].abs())
 model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
-optimizer = Alice(model.named_parameters(), lr=0.01, model=model, max_grad_norm=1.0)
+options = {"lr": 3e-3, "glass": True, "hessian": "abs", "max_grad_norm": 1.0}
+optimizer = Alice(model.named_parameters(), model=model, **options)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6 * 16)
 loader = DataLoader(data, batch_size=32, shuffle=True)
 
@@ -31,5 +32,5 @@ for epoch in range(6):
         total += loss.item()
     print(f"epoch {epoch}: loss {total / len(loader):.4f}")
 report = optimizer.telemetry()
-steps = report.full_steps + report.quick_steps
+steps = report.measuring_steps + report.quick_steps
 print(f"{steps} steps, {report.gradient_evaluations} gradients")

@@ -32,7 +32,7 @@ class Regression(LightningModule):
 
     def configure_optimizers(self) -> Alice:
         """The one line."""
-        return Alice(self.named_parameters(), lr=0.01, model=self)
+        return Alice(self.named_parameters(), lr=3e-3, glass=True, hessian="abs", model=self)
 
 
 warnings.filterwarnings("ignore", message=".*does not have many workers")

@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as folder:
         model=GPT2LMHeadModel(config),
         args=TrainingArguments(
             output_dir=folder,
-            learning_rate=0.02,
+            learning_rate=3e-3,
             num_train_epochs=3,
             per_device_train_batch_size=16,
             gradient_accumulation_steps=2,
@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder:
             disable_tqdm=True,
         ),
         train_dataset=data,
-        alice={"quick_steps": 3},
+        alice={"glass": True, "hessian": "abs"},
     )
     result = trainer.train()
 alice = trainer.optimizer.optimizer

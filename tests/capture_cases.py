@@ -23,6 +23,7 @@ from aliceopt.kernels.triton_launch import TritonKernels
 from aliceopt.ownership import kept
 from aliceopt.probe import BufferGuard, Probe
 from aliceopt.site import Draw
+from paper import paper_alice
 
 LASTING = sorted(set(range(Row.ROWS)) - {*NUMBERS, Row.GRAD, Row.PLUS, Row.MINUS})
 """Rows that must be the same in every replay: all but numbers and where gradients happen to be."""
@@ -86,7 +87,7 @@ class ReplayedStep(CapturedStep):
     def _generator(self) -> torch.Generator:
         return torch.default_generator
 
-    def _record_kind(self, full: bool, rehearsal: Rehearsal) -> Recording:
+    def _record_kind(self, measuring: bool, rehearsal: Rehearsal) -> Recording:
         self.captures += 1
         plan = self._backend.plan(self._sites())
         tables = Tables(rehearsal.tables, plan.host.T.shape, self._device)
@@ -96,7 +97,7 @@ class ReplayedStep(CapturedStep):
         guard, before = BufferGuard(self.optimizer.model), random.get_state()
         try:
             with gradients_aside(self._foreign()):
-                probe = self._probe(full)
+                probe = self._probe(measuring)
                 loss = detached(self._run(probe))
                 foreign = [(p, p.grad) for p in self._foreign() if p.grad is not None]
         except BaseException:
@@ -118,10 +119,10 @@ class ReplayedStep(CapturedStep):
             loss=loss,
         )
         radii = [site.radius for site in probe.sites]
-        recording.graph = Graph(lambda: self._run_again(recording, full, radii))  # type: ignore[assignment]
+        recording.graph = Graph(lambda: self._run_again(recording, measuring, radii))  # type: ignore[assignment]
         return recording
 
-    def _run_again(self, recording: Recording, full: bool, radii: list[float]) -> None:
+    def _run_again(self, recording: Recording, measuring: bool, radii: list[float]) -> None:
         sites, grads = recording.sites, [site.param.grad for site in recording.sites]
         wanted = [site.radius for site in sites]
         for site, radius in zip(sites, radii, strict=True):
@@ -132,7 +133,7 @@ class ReplayedStep(CapturedStep):
         self._generator.set_state(recording.states[0].get_state())
         with gradients_aside(self._foreign()):
             model = self.optimizer.model
-            loss = self._run(Probe(sites, Draw(0, 0), full, self._backends, model, keep=kept))
+            loss = self._run(Probe(sites, Draw(0, 0), measuring, self._backends, model, keep=kept))
             for param, grad in recording.foreign:
                 assert param.grad is not None
                 grad.copy_(param.grad)
@@ -168,7 +169,7 @@ class Run:
         )
         groups = [{"params": mine}, {"params": [self.c], "lr": options.pop("lr_c", 0.03)}]
         given = {"lr": 0.01, "quick_steps": 1, "model": self.model, "implementation": "triton"}
-        self.optimizer = Alice(groups, **{**given, **options})
+        self.optimizer = paper_alice(groups, **{**given, **options})
         self.missing: tuple[str, ...] = ()
         self.hook: Callable[[], None] = lambda: None
         self.step: Any = ReplayedStep(self.optimizer, self.closure) if captured else None

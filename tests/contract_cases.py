@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
+from paper import paper_alice
 
 Options = dict[str, Any]
 LR = 2.0**-6  # the same in float32 and float64
@@ -87,7 +88,7 @@ def batch(index: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
 def make(options: Options, *, seed: int = 0, dtype: torch.dtype = torch.float32):
     """A network and an Alice on it."""
     model = network(seed, dtype)
-    return model, Alice(model.parameters(), **{"lr": LR, **options})
+    return model, paper_alice(model.parameters(), **{"lr": LR, **options})
 
 
 def loss_of(model: nn.Module, index: int) -> Tensor:
@@ -140,7 +141,7 @@ def memory(optimizer: Alice) -> dict[str, Any]:
 
 def optimizer_options() -> list[str]:
     """What a freshly made Alice keeps in its groups, parameters aside."""
-    group = Alice([nn.Parameter(torch.zeros(1))]).param_groups[0]
+    group = paper_alice([nn.Parameter(torch.zeros(1))]).param_groups[0]
     return [name for name in group if name != "params"]
 
 
@@ -159,7 +160,7 @@ def same(a: Any, b: Any) -> bool:
 def counts(optimizer: Alice) -> tuple[int, int, int]:
     """Full steps, quick steps, cadence."""
     group = optimizer.param_groups[0]
-    return group["full_count"], group["quick_count"], group["cadence"]
+    return group["measuring_count"], group["quick_count"], group["cadence"]
 
 
 def topography(optimizer: Alice, param: Tensor, name: str) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aliceopt import Alice
 from aliceopt.kernels.native import BuildError, library
+from paper import paper_alice
 
 SHAPES = [(140, 131), (64,), (), (1,), (7, 5, 3, 3), (33, 33), (0, 3), (97, 101)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -130,7 +131,7 @@ def run(implementation: str, dtype: torch.dtype, steps: int = 5, **options: Any)
     """
     params = parameters(dtype)
     given = {"lr": 0.01, "probe_radius": 0.02, "quick_steps": 1, **options}
-    optimizer = Alice(params, seed=11, implementation=implementation, **given)
+    optimizer = paper_alice(params, seed=11, implementation=implementation, **given)
     places: list[list[Tensor]] = []
     draws = torch.Generator().manual_seed(5)
     for step in range(steps):

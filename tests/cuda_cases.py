@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import aliceopt
-from aliceopt import Alice
+from paper import paper_alice
 
 
 def network() -> nn.Module:
@@ -44,7 +44,7 @@ class Run:
     ):
         self.model = network() if model is None else model
         given = {"lr": 0.01, "quick_steps": 2, "weight_decay": 0.1, "model": self.model}
-        self.optimizer = Alice(self.model.parameters(), **{**given, **options})
+        self.optimizer = paper_alice(self.model.parameters(), **{**given, **options})
         self.x, self.y = (t[0].clone() for t in (batches(1) if data is None else data))
         self.hook: Callable[[], None] = lambda: None
         self.step = self.capture() if captured else None

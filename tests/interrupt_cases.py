@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from aliceopt.kernels.backend import MultiTensorBackend
 from aliceopt.kernels.plan import HOME
 from aliceopt.site import COUNTERS
 from interrupts import interrupted
+from paper import paper_alice
 
 __all__ = ["Case", "Run", "same"]
 
 KINDS = [(torch.float32, 40), (torch.bfloat16, 12), (torch.float64, 30)]
-GROUP_COUNTS = ("cadence", "full_count", "quick_count")
+GROUP_COUNTS = ("cadence", "measuring_count", "quick_count")
 
 
 class Run:
-    """A quadratic after some steps; full and quick ones by turns, a full one first."""
+    """A quadratic after some steps; measuring and quick ones by turns, a measuring one first."""
 
     def __init__(self, implementation: str, steps: int, *, gaps: bool = True) -> None:
         torch.manual_seed(0)
@@ -30,7 +30,9 @@ class Run:
         self.params = [nn.Parameter(torch.randn(n).to(dtype)) for dtype, n in kinds]
         if gaps and implementation != "triton":
             self.params.append(nn.Parameter(torch.randn(10)[::2]))  # for the oracle, by its gaps
-        self.optimizer = Alice(self.params, lr=0.01, quick_steps=1, implementation=implementation)
+        self.optimizer = paper_alice(
+            self.params, lr=0.01, quick_steps=1, implementation=implementation
+        )
         self.fail: type[BaseException] | None = None
         self.evaluations = 0
         for _ in range(steps):

@@ -205,13 +205,13 @@ class ReferenceAlice:
     - `lr`, `lr_min`, `betas` and every other option are attributes that may be set between steps;
       `step(..., lr=x)` is `self.lr = x` followed by `step`. The radius None, meaning lr/2, and the
       step fraction None, meaning (1-b1) lookahead, are resolved at every step.
-    - Cadence: a full step is due when `cadence % (quick_steps + 1) == 0` and a term is on. Every
-      step advances `cadence` by one, except that a due step with lambda = 0 is quick and leaves
-      it, so that the first later step with lambda > 0 is full and the usual quick steps follow
-      it. Quick steps that are not due advance it at lambda = 0 too.
+    - Cadence: a measuring step is due when `cadence % (quick_steps + 1) == 0` and a term is on.
+      Every step advances `cadence` by one, except that a due step with lambda = 0 is quick and
+      leaves it, so that the first later step with lambda > 0 measures and the usual quick steps
+      follow it. Quick steps that are not due advance it at lambda = 0 too.
     - `signs(step_index, parameter_index, shape)` gets `steps_taken`: how many calls of `step`
       ended before this one, 0 at the first, quick steps and those at lambda = 0 included. It is
-      asked at full steps only, for every parameter, with or without gradient.
+      asked at measuring steps only, for every parameter, with or without gradient.
     - The gradient is evaluated at nu + lambda t, nu - lambda t, nu, in this order, all parameters
       displaced together. `maximize` negates, the clip factor of the center scales all three.
     - Per parameter: no center gradient leaves everything as it was, `step_counts` and `weights`

@@ -28,6 +28,7 @@ from contract_cases import (
     train,
     values,
 )
+from paper import paper_alice
 
 few_cases = pytest.mark.parametrize("options", FEW_OPTIONS, ids=range(len(FEW_OPTIONS)))
 
@@ -36,7 +37,7 @@ SCRIPT = '''
 import os, sys
 import torch
 from torch import nn
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 
 path, first, last, hessian = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 torch.set_num_threads(1)
@@ -44,9 +45,8 @@ torch.manual_seed(0)
 model = nn.Sequential(
     nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)
 )
-optimizer = Alice(
-    model.named_parameters(), lr=0.02, hessian=hessian, weight_decay=0.01, model=model
-)
+options = {**PAPER, "lr": 0.02, "hessian": hessian, "weight_decay": 0.01}
+optimizer = Alice(model.named_parameters(), model=model, **options)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=30)
 if first > 0:
     saved = torch.load(path, weights_only=True)
@@ -82,7 +82,7 @@ def run_script(folder: Path, name: str, first: int, last: int, hessian: str) -> 
 
 
 def test_a_killed_run_resumed_in_a_new_process_ends_bit_identical(tmp_path):
-    """Stopped after step 7 of 20, between two full steps, with dropout, BatchNorm and schedule."""
+    """Stopped after step 7 of 20, between two measurements; dropout, BatchNorm and schedule."""
     whole = run_script(tmp_path, "whole.pt", 0, 20, "signed")
     stopped = run_script(tmp_path, "parts.pt", 0, 7, "signed")
     assert stopped["optimizer"]["param_groups"][0]["cadence"] % 4 == 3
@@ -100,12 +100,12 @@ def through_a_file(optimizer: Alice, path: Path) -> dict:
 @few_cases
 @pytest.mark.parametrize("stop", range(1, 6))
 def test_every_phase_of_the_cycle_resumes_bit_identical(options, stop, tmp_path):
-    """Right after a full step, between quick ones, right before the next full one."""
+    """Right after a measuring step, between quick ones, right before the next measuring one."""
     model, optimizer = make(options)
     train(model, optimizer, 0, stop)
     twin = network(seed=8)
     twin.load_state_dict(model.state_dict())
-    second = Alice(twin.parameters(), **{"lr": LR, **options})
+    second = paper_alice(twin.parameters(), **{"lr": LR, **options})
     second.load_state_dict(through_a_file(optimizer, tmp_path / "checkpoint.pt"))
     train(model, optimizer, stop, stop + 6)
     train(twin, second, stop, stop + 6)
@@ -170,7 +170,9 @@ def test_a_checkpoint_of_another_dtype_is_converted_to_state_precision(old, new)
 def test_a_float32_checkpoint_gives_a_bf16_model_its_master_weights():
     """After the load, steps below one bf16 ulp must add up as in a run that began in bf16."""
     source, p = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    first, second = (Alice([q], lr=2.0**-10, lr_min=1.0, step_fraction=1.0) for q in (source, p))
+    first, second = (
+        paper_alice([q], lr=2.0**-10, lr_min=1.0, step_fraction=1.0) for q in (source, p)
+    )
     first.step(lambda: source.sum().backward())
     second.load_state_dict(first.state_dict())
     for _ in range(16):
@@ -196,14 +198,14 @@ def test_counters_stay_on_the_cpu_in_double_precision():
 
 def two_groups(widths: tuple[int, int], **options) -> Alice:
     a, b = (nn.Parameter(torch.ones(n)) for n in widths)
-    optimizer = Alice([{"params": [a]}, {"params": [b]}], lr=LR, **options)
+    optimizer = paper_alice([{"params": [a]}, {"params": [b]}], lr=LR, **options)
     optimizer.step(lambda: (a.square().sum() + b.square().sum()).backward())
     return optimizer
 
 
 def one_group(*widths: int, **options) -> Alice:
     params = [nn.Parameter(torch.ones(n)) for n in widths]
-    optimizer = Alice(params, lr=LR, **options)
+    optimizer = paper_alice(params, lr=LR, **options)
     optimizer.step(lambda: sum(p.square().sum() for p in params).backward())
     return optimizer
 
@@ -293,7 +295,7 @@ def test_state_dict_between_loop_and_step_is_that_of_mu_and_the_step_goes_on():
     twin, second = make({})
     second.load_state_dict(saved)
     assert same(memory(second), state)
-    train(twin, third := Alice(twin.parameters(), lr=LR), 0, 5)
+    train(twin, third := paper_alice(twin.parameters(), lr=LR), 0, 5)
     assert same(values(model), values(twin))
     assert same(memory(optimizer), memory(third))
 

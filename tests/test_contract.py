@@ -35,6 +35,7 @@ from contract_cases import (
     train,
     values,
 )
+from paper import paper_alice
 
 every_case = pytest.mark.parametrize("options", OPTIONS, ids=IDS)
 few_cases = pytest.mark.parametrize("options", FEW_OPTIONS, ids=range(len(FEW_OPTIONS)))
@@ -54,7 +55,7 @@ def test_training_goes_in_the_right_direction(options):
 @every_case
 @pytest.mark.parametrize("result", [3, 2.5, None, torch.tensor(1.5), (1, "two")], ids=repr)
 def test_step_returns_what_the_closure_returned(options, result):
-    """int, float, None, tensor or anything else comes back untouched, full step or quick."""
+    """int, float, None, tensor or anything else comes back untouched, measuring step or quick."""
     model, optimizer = make(options)
 
     def closure() -> Any:
@@ -137,7 +138,7 @@ def test_state_dicts_are_deterministic_and_interchangeable(options):
     train(model, optimizer, 0, 6)
     assert same(optimizer.state_dict(), optimizer.state_dict())
     twin = copy.deepcopy(model)
-    second = Alice(twin.parameters(), **{"lr": 1.0, **options})
+    second = paper_alice(twin.parameters(), **{"lr": 1.0, **options})
     second.load_state_dict(optimizer.state_dict())
     assert same(memory(optimizer), memory(second))
     train(model, optimizer, 6, 11)
@@ -181,7 +182,7 @@ def test_copies_go_on_identically_and_independently(options, clone):
 def test_a_copy_has_every_public_attribute():
     """As torch asks of its own optimizers."""
     model = network()
-    optimizer = Alice(model.parameters(), model=model)
+    optimizer = paper_alice(model.parameters(), model=model)
     public = {name for name in vars(optimizer) if not name.startswith("_")}
     clone = copy.deepcopy(optimizer)
     assert public == {name for name in vars(clone) if not name.startswith("_")}

@@ -27,6 +27,7 @@ from contract_cases import (
     train,
     values,
 )
+from paper import paper_alice
 from reference import ReferenceAlice
 
 few_cases = pytest.mark.parametrize("options", FEW_OPTIONS, ids=range(len(FEW_OPTIONS)))
@@ -62,7 +63,7 @@ def test_two_groups_with_equal_options_equal_one_group(options):
     model, optimizer = make(options)
     twin = network()
     groups = [{"params": twin[0].parameters()}, {"params": twin[2].parameters()}]
-    second = Alice(groups, **{"lr": LR, **options})
+    second = paper_alice(groups, **{"lr": LR, **options})
     train(model, optimizer, 0, 6)
     train(twin, second, 0, 6)
     assert same(values(model), values(twin))
@@ -73,9 +74,9 @@ def test_a_groups_options_rule_its_own_parameters_only(change):
     """With a separable loss the first group runs as if alone, the second as the reference says."""
     start = torch.linspace(-1, 1, 6, dtype=torch.float64)
     a, b = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    optimizer = Alice([{"params": [a]}, {"params": [b], **change}], lr=LR, quick_steps=1)
+    optimizer = paper_alice([{"params": [a]}, {"params": [b], **change}], lr=LR, quick_steps=1)
     lone = nn.Parameter(start.clone())
-    alone = Alice([lone], lr=LR, quick_steps=1)
+    alone = paper_alice([lone], lr=LR, quick_steps=1)
     reference = ReferenceAlice([start.numpy()], **{"lr": LR, "quick_steps": 1, **change})
 
     def gradient(at: list[np.ndarray]) -> list[np.ndarray]:
@@ -95,7 +96,7 @@ def test_a_groups_options_rule_its_own_parameters_only(change):
 def test_groups_without_curvature_stay_at_the_center_during_probes():
     """Their parameters stand at nu in all three evaluations, the others move."""
     a, b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
-    optimizer = Alice(
+    optimizer = paper_alice(
         [{"params": [a]}, {"params": [b], "hessian": "none", "glass": False}], quick_steps=0
     )
     for _ in range(2):
@@ -146,12 +147,12 @@ def test_named_parameters_change_no_number_and_names_are_kept(options):
     """Alice(model.named_parameters()) is the same run; names sit in groups and checkpoints."""
     model, optimizer = make(options)
     twin = network()
-    second = Alice(twin.named_parameters(), **{"lr": LR, **options})
+    second = paper_alice(twin.named_parameters(), **{"lr": LR, **options})
     train(model, optimizer, 0, 5)
     train(twin, second, 0, 5)
     assert same(values(model), values(twin))
     assert second.param_groups[0]["param_names"] == [name for name, _ in twin.named_parameters()]
-    third = Alice(network(1).named_parameters(), **{"lr": LR, **options})
+    third = paper_alice(network(1).named_parameters(), **{"lr": LR, **options})
     third.load_state_dict(second.state_dict())
     assert third.param_groups[0]["param_names"] == second.param_groups[0]["param_names"]
     second.load_state_dict(optimizer.state_dict())
@@ -161,7 +162,7 @@ def test_named_parameters_change_no_number_and_names_are_kept(options):
 def test_a_bad_named_parameter_is_refused_by_its_name():
     """The message a user of named_parameters() needs."""
     with pytest.raises(ValueError, match=r"'embed\.weight' of group 0 is complex"):
-        Alice([("embed.weight", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))])
+        paper_alice([("embed.weight", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))])
 
 
 # ---- plain backward + step() ------------------------------------------------------------------
@@ -198,7 +199,7 @@ def test_the_plain_step_warning_points_at_the_users_line():
 
 
 def test_plain_steps_do_not_warn_where_nothing_is_missed():
-    """With no curvature term, or after a full step, a plain step is in order."""
+    """With no curvature term, or after a measuring step, a plain step is in order."""
     model, optimizer = make({"hessian": "none", "glass": False})
     plain_step(model, optimizer, 0)
     model, optimizer = make({})
@@ -256,11 +257,11 @@ def test_per_optimizer_options_are_shared_by_every_group():
     """Counters and options kept in every group agree after training with two groups."""
     model = network()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
-    optimizer = Alice(groups, lr=LR, quick_steps=2, seed=5, max_grad_norm=1.0)
+    optimizer = paper_alice(groups, lr=LR, quick_steps=2, seed=5, max_grad_norm=1.0)
     train(model, optimizer, 0, 4)
     run_loop(model, optimizer, 4)
     optimizer.step()
-    names = ("quick_steps", "seed", "max_grad_norm", "cadence", "full_count", "quick_count")
+    names = ("quick_steps", "seed", "max_grad_norm", "cadence", "measuring_count", "quick_count")
     first, second = memory(optimizer)["groups"]
     assert [first[name] for name in names] == [2, 5, 1.0, 5, 2, 3]
     assert [second[name] for name in names] == [2, 5, 1.0, 5, 2, 3]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from aliceopt import Alice
+from paper import paper_alice
 
 NUMBERS = ("lr", "lr_min", "weight_decay", "eps")
 POSITIVE = ("probe_radius", "step_fraction", "lookahead", "max_grad_norm")
@@ -58,7 +58,7 @@ def test_bad_option_is_refused_at_construction(name, value, range_):
     """The message names the option, the range and the value given."""
     given = type(value).__name__ if name == "model" else repr(value)
     with pytest.raises(ValueError, match=f"{name} must be .*{range_}.*got {re.escape(given)}"):
-        Alice([parameter()], **{name: value})
+        paper_alice([parameter()], **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_bad_option_of_a_group_is_refused_and_leaves_the_optimizer_alone(name, v
     """At construction and in add_param_group; the optimizer goes on with the groups it had."""
     message = f"{name} must be .*{range_}.*got {re.escape(repr(value))}"
     with pytest.raises(ValueError, match=message):
-        Alice([{"params": [parameter()]}, {"params": [parameter()], name: value}])
+        paper_alice([{"params": [parameter()]}, {"params": [parameter()], name: value}])
     p = parameter()
-    optimizer = Alice([p])
+    optimizer = paper_alice([p])
     with pytest.raises(ValueError, match=message):
         optimizer.add_param_group({"params": [parameter()], name: value})
     assert len(optimizer.param_groups) == 1
@@ -87,7 +87,7 @@ def test_bad_option_of_a_group_is_refused_and_leaves_the_optimizer_alone(name, v
 def test_bad_tensor_option_is_refused(name, value):
     """A tensor must hold one real number in range."""
     with pytest.raises(ValueError, match=rf"{name} must be a number in \[0, inf\), got tensor"):
-        Alice([parameter()], **{name: value})
+        paper_alice([parameter()], **{name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), [("quick_steps", 1), ("seed", 9), ("max_grad_norm", 2)])
@@ -95,11 +95,11 @@ def test_per_optimizer_options_cannot_differ_by_group(name, value):
     """One cadence, one seed, one norm; the same value again is no offence."""
     message = f"{name} is one for the whole optimizer.*got {value}"
     with pytest.raises(ValueError, match=message):
-        Alice([{"params": [parameter()]}, {"params": [parameter()], name: value}])
+        paper_alice([{"params": [parameter()]}, {"params": [parameter()], name: value}])
     with pytest.raises(ValueError, match=message):
-        Alice([{"params": [parameter()], name: value}])
+        paper_alice([{"params": [parameter()], name: value}])
     same_again = [{"params": [parameter()]}, {"params": [parameter()], name: value}]
-    optimizer = Alice(same_again, **{name: value})
+    optimizer = paper_alice(same_again, **{name: value})
     assert [group[name] for group in optimizer.param_groups] == [value, value]
 
 
@@ -107,14 +107,14 @@ def test_per_optimizer_options_cannot_differ_by_group(name, value):
 def test_limit_sgd_with_a_curvature_term_needs_a_radius(options):
     """There lr is a rate, not a length; without a term no radius is needed."""
     with pytest.raises(ValueError, match=r"probe_radius must be given when .*sgd.*None"):
-        Alice([parameter()], limit="sgd", **options)
-    Alice([parameter()], limit="sgd", probe_radius=0.1, **options)
-    Alice([parameter()], limit="sgd", hessian="none", glass=False)
+        paper_alice([parameter()], limit="sgd", **options)
+    paper_alice([parameter()], limit="sgd", probe_radius=0.1, **options)
+    paper_alice([parameter()], limit="sgd", hessian="none", glass=False)
 
 
 def test_a_groups_limit_sgd_needs_a_radius_too():
     """The same rule for a group that overrides the limit."""
-    optimizer = Alice([parameter()])
+    optimizer = paper_alice([parameter()])
     with pytest.raises(ValueError, match="probe_radius must be given"):
         optimizer.add_param_group({"params": [parameter()], "limit": "sgd"})
     assert len(optimizer.param_groups) == 1
@@ -138,7 +138,7 @@ LEGAL: list[dict[str, Any]] = [
 def test_the_ends_of_every_range_are_legal_and_run(options):
     """The bounds the messages call closed are accepted, and steps stay finite."""
     p = parameter()
-    optimizer = Alice([p], **options)
+    optimizer = paper_alice([p], **options)
     for _ in range(3):
         optimizer.step(lambda: p.square().sum().backward())
     assert torch.isfinite(p).all()
@@ -147,10 +147,10 @@ def test_the_ends_of_every_range_are_legal_and_run(options):
 def test_unknown_options_are_refused_by_name():
     """A misspelt keyword does not pass silently."""
     with pytest.raises(TypeError, match="learning_rate"):
-        Alice([parameter()], learning_rate=0.1)
+        paper_alice([parameter()], learning_rate=0.1)
 
 
 def test_options_after_lr_are_keywords_only():
     """So that no position can be mistaken for another."""
     with pytest.raises(TypeError, match="positional"):
-        Alice([parameter()], 0.1, 0.01)
+        paper_alice([parameter()], 0.1, 0.01)

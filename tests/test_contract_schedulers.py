@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from aliceopt import Alice
 from contract_cases import LR, counts, make, network, same, train, values
+from paper import paper_alice
 
 STEPS = 12
 BETAS = (0.9, 0.99)
@@ -119,15 +119,15 @@ def test_schedulers_drive_a_tensor_learning_rate(name):
 
 
 def test_a_warm_up_from_zero_makes_the_full_step_up_at_the_first_positive_radius():
-    """At lr 0 there is no radius: a quick step that moves nothing, and the full one stays due."""
+    """At lr 0 there is no radius: a quick step that moves nothing; the measuring one stays due."""
     model, optimizer = make({"quick_steps": 3})
     before = values(model)
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda k: 0.0 if k < 2 else 1.0)
     seen = []
     for step in range(8):
-        full = optimizer.param_groups[0]["full_count"]
+        full = optimizer.param_groups[0]["measuring_count"]
         train(model, optimizer, step, step + 1)
-        seen.append(optimizer.param_groups[0]["full_count"] - full)
+        seen.append(optimizer.param_groups[0]["measuring_count"] - full)
         if step == 1:
             assert same(values(model), before)
         scheduler.step()
@@ -139,7 +139,7 @@ def test_a_fixed_radius_does_not_follow_the_schedule():
     """A number stays fixed: on x^2/2 the probes stand where it says while lr decays."""
     p = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
     for radius, expected in ((0.25, [0.25] * 3), (None, [LR / 2, LR / 4, LR / 8])):
-        optimizer = Alice([p], lr=LR, probe_radius=radius, quick_steps=0)
+        optimizer = paper_alice([p], lr=LR, probe_radius=radius, quick_steps=0)
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
         distances = []
         for _ in range(3):
@@ -159,7 +159,7 @@ def test_a_scheduler_with_one_lr_per_group_reaches_each_group():
     """Group lrs differ, each scaled by its own lambda."""
     model = network()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": LR / 2}]
-    optimizer = Alice(groups, lr=LR)
+    optimizer = paper_alice(groups, lr=LR)
     scheduler = lr_scheduler.LambdaLR(optimizer, [lambda k: 0.5**k, lambda k: 1.0])
     train(model, optimizer, 0, 1)
     scheduler.step()

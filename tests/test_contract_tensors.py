@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from aliceopt import Alice
 from contract_cases import FEW_OPTIONS, LR, batch, counts, memory, network, same, train, values
+from paper import paper_alice
 
 few_cases = pytest.mark.parametrize("options", FEW_OPTIONS, ids=range(len(FEW_OPTIONS)))
 
@@ -37,7 +38,7 @@ def bent(p: Tensor) -> Tensor:
 
 
 def descend(p: nn.Parameter, options: dict) -> Alice:
-    optimizer = Alice([p], **{"lr": LR, **options})
+    optimizer = paper_alice([p], **{"lr": LR, **options})
     for _ in range(6):
         optimizer.step(lambda: bent(p).backward())
     return optimizer
@@ -76,7 +77,7 @@ def test_memory_between_the_elements_of_a_strided_parameter_is_not_written():
 def test_gradients_may_have_another_layout_than_the_parameter():
     """A channels_last gradient of a contiguous parameter counts at the right coordinates."""
     plain, other = nn.Parameter(START.clone()), nn.Parameter(START.clone())
-    first, second = Alice([plain], lr=LR), Alice([other], lr=LR)
+    first, second = paper_alice([plain], lr=LR), paper_alice([other], lr=LR)
     for _ in range(4):
         first.step(lambda: bent(plain).backward())
 
@@ -93,7 +94,7 @@ def test_an_expanded_parameter_is_refused_without_moving_the_others():
     good = nn.Parameter(torch.zeros(3))
     expanded = nn.Parameter(torch.zeros(1).expand(4))
     with pytest.raises((RuntimeError, ValueError)):
-        Alice([good, expanded]).step(lambda: (good.sum() + expanded.sum()).backward())
+        paper_alice([good, expanded]).step(lambda: (good.sum() + expanded.sum()).backward())
     assert torch.equal(good, torch.zeros(3))
 
 
@@ -102,8 +103,8 @@ def test_scalars_and_empty_tensors_are_parameters_too(options):
     """A 0-dim parameter moves like a one-element vector; an empty one is no trouble."""
     scalar, empty = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.zeros(0, 3))
     vector = nn.Parameter(torch.tensor([0.7]))
-    first = Alice([scalar, empty], **{"lr": LR, **options})
-    second = Alice([vector], **{"lr": LR, **options})
+    first = paper_alice([scalar, empty], **{"lr": LR, **options})
+    second = paper_alice([vector], **{"lr": LR, **options})
     for _ in range(6):
         first.step(lambda: (scalar.square().sum() + empty.sum()).backward())
         second.step(lambda: vector.square().sum().backward())
@@ -119,12 +120,12 @@ def test_mixed_dtypes_in_one_optimizer_behave_as_alone(options):
         options = {**options, "max_grad_norm": None}  # one norm for all would couple them
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     together = [nn.Parameter(torch.linspace(-1, 1, 8).to(d)) for d in dtypes]
-    optimizer = Alice(together, **{"lr": LR, **options})
+    optimizer = paper_alice(together, **{"lr": LR, **options})
     for _ in range(5):
         optimizer.step(lambda: sum(bent(p).to(torch.float32) for p in together).backward())
     for index, dtype in enumerate(dtypes):
         alone = [nn.Parameter(torch.linspace(-1, 1, 8).to(dtype)) for _ in dtypes]
-        single = Alice(alone, **{"lr": LR, **options})
+        single = paper_alice(alone, **{"lr": LR, **options})
         for _ in range(5):
             single.step(lambda p=alone[index]: bent(p).to(torch.float32).backward())
         assert same(together[index].detach(), alone[index].detach())
@@ -139,7 +140,7 @@ def test_frozen_parameters_never_move_not_even_during_probes(options):
     model = network()
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
-    optimizer = Alice(model.parameters(), **{"lr": LR, **options})
+    optimizer = paper_alice(model.parameters(), **{"lr": LR, **options})
 
     def closure() -> None:
         assert torch.equal(model[0].weight, before)
@@ -155,7 +156,7 @@ def test_frozen_parameters_never_move_not_even_during_probes(options):
 def test_freezing_in_mid_training_holds_a_parameter_where_it_stands():
     """mu, not nu or a probe point; its state waits, and thawing goes on from there."""
     model = network()
-    optimizer = Alice(model.parameters(), lr=LR)
+    optimizer = paper_alice(model.parameters(), lr=LR)
     train(model, optimizer, 0, 3)
     model[0].weight.requires_grad_(False)
     optimizer.zero_grad()
@@ -175,7 +176,7 @@ def test_a_forgotten_gradient_of_a_frozen_parameter_has_no_say_in_the_clip_norm(
         model = network()
         model[0].bias.requires_grad_(False)
         model[0].bias.grad = stale
-        optimizer = Alice(model.parameters(), lr=LR, max_grad_norm=0.05)
+        optimizer = paper_alice(model.parameters(), lr=LR, max_grad_norm=0.05)
         train(model, optimizer, 0, 2)
         results.append(optimizer.state[model[0].weight]["grad_avg"])
     assert same(results[0], results[1])
@@ -188,8 +189,8 @@ def test_tied_parameters_are_one_parameter(options):
     tied[2].weight = tied[0].weight
     single = nn.Parameter(tied[0].weight.detach().clone())
     x, y = torch.linspace(-1, 1, 24).reshape(6, 4), torch.linspace(1, -1, 24).reshape(6, 4)
-    first = Alice(tied.parameters(), **{"lr": LR, **options})
-    second = Alice([single], **{"lr": LR, **options})
+    first = paper_alice(tied.parameters(), **{"lr": LR, **options})
+    second = paper_alice([single], **{"lr": LR, **options})
     assert len(first.param_groups[0]["params"]) == 1
     for _ in range(5):
         first.step(lambda: (tied(x) - y).square().mean().backward())
@@ -203,8 +204,8 @@ def test_duplicates_within_a_group_are_announced_and_across_groups_refused():
     """As torch does; the refused group leaves the optimizer as it was."""
     p = nn.Parameter(torch.ones(2))
     with pytest.warns(UserWarning, match="duplicate parameters"):
-        Alice([p, p])
-    optimizer = Alice([p])
+        paper_alice([p, p])
+    optimizer = paper_alice([p])
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": [p]})
     assert len(optimizer.param_groups) == 1
@@ -224,10 +225,10 @@ def test_parameters_the_arithmetic_cannot_take_are_refused(kind):
     build, word = BAD_PARAMETERS[kind]
     bad, good = build(), nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match=word):
-        Alice([bad])
+        paper_alice([bad])
     with pytest.raises(ValueError, match=f"parameter 1 of group 0.*{word}"):
-        Alice([good, bad])
-    optimizer = Alice([good])
+        paper_alice([good, bad])
+    optimizer = paper_alice([good])
     with pytest.raises(ValueError, match=f"of group 1.*{word}"):
         optimizer.add_param_group({"params": [bad]})
     assert len(optimizer.param_groups) == 1
@@ -239,7 +240,7 @@ def test_sparse_gradients_are_refused_and_change_nothing(drive):
     """nn.Embedding(sparse=True): a clear error; values, state and counters as before."""
     embedding, linear = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1)
     model = nn.Sequential(embedding, linear)
-    optimizer = Alice(model.parameters(), lr=LR)
+    optimizer = paper_alice(model.parameters(), lr=LR)
     before = values(model)
 
     def backward() -> None:
@@ -265,10 +266,10 @@ def test_torch_refuses_what_it_refuses_for_any_optimizer():
     """No parameters, no tensors, no order, a tensor that is not a leaf."""
     leaf = nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match="empty parameter list"):
-        Alice([])
+        paper_alice([])
     with pytest.raises(TypeError, match="Tensors"):
-        Alice([1.0])
+        paper_alice([1.0])
     with pytest.raises(TypeError, match="ordered"):
-        Alice([{"params": {leaf}}])
+        paper_alice([{"params": {leaf}}])
     with pytest.raises(ValueError, match="non-leaf"):
-        Alice([leaf * 2])
+        paper_alice([leaf * 2])

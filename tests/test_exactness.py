@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
+from paper import paper_alice
 
 Params = list[nn.Parameter]
 Baseline = Callable[[Params], torch.optim.Optimizer]
@@ -84,7 +85,7 @@ def test_equal_bounds_are_adam(
     """Phi = omega = 1 and lr_min = lr with limit "adam" is torch.optim.Adam."""
     options = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
     alice = assert_equal_runs(
-        lambda p: Alice(p, lr_min=0.01, step_fraction=1.0, lookahead=1.0, **options, **term),
+        lambda p: paper_alice(p, lr_min=0.01, step_fraction=1.0, lookahead=1.0, **options, **term),
         lambda p: torch.optim.Adam(p, **options),
         (dtype, steps, tolerance),
     )
@@ -100,7 +101,7 @@ def test_equal_bounds_with_decay_are_adamw(
     """The same with weight decay is torch.optim.AdamW; lr_min above lr means lr."""
     options = {"lr": 0.01, "weight_decay": 0.3}
     assert_equal_runs(
-        lambda p: Alice(p, lr_min=7.0, step_fraction=1.0, **options, **term),
+        lambda p: paper_alice(p, lr_min=7.0, step_fraction=1.0, **options, **term),
         lambda p: torch.optim.AdamW(p, **options),
         (dtype, steps, tolerance),
     )
@@ -115,7 +116,7 @@ def test_equal_bounds_are_sgd_with_momentum(
     lr, b1 = 0.4, 0.85
     options = {"lr": lr, "lr_min": lr, "betas": (b1, 0.99), "limit": "sgd"}
     assert_equal_runs(
-        lambda p: Alice(p, step_fraction=1.0, **options, **term),
+        lambda p: paper_alice(p, step_fraction=1.0, **options, **term),
         lambda p: torch.optim.SGD(p, lr=lr * (1 - b1), momentum=b1, dampening=0),
         (dtype, steps, tolerance),
     )
@@ -127,7 +128,7 @@ def test_adam_under_one_cycle() -> None:
         torch.optim.lr_scheduler.OneCycleLR, max_lr=0.02, total_steps=101, cycle_momentum=True
     )
     assert_equal_runs(
-        lambda p: Alice(p, lr_min=1.0, step_fraction=1.0),
+        lambda p: paper_alice(p, lr_min=1.0, step_fraction=1.0),
         lambda p: torch.optim.Adam(p),
         (torch.float64, 100, 1e-12),
         schedule=cycle,
@@ -138,7 +139,7 @@ def test_ascent_with_equal_bounds_is_adamw_s() -> None:
     """Maximize is torch's, decay included."""
     options = {"lr": 0.01, "weight_decay": 0.3, "maximize": True}
     assert_equal_runs(
-        lambda p: Alice(p, lr_min=0.01, step_fraction=1.0, **options),
+        lambda p: paper_alice(p, lr_min=0.01, step_fraction=1.0, **options),
         lambda p: torch.optim.AdamW(p, **options),
         (torch.float64, 100, 1e-12),
     )
@@ -147,7 +148,9 @@ def test_ascent_with_equal_bounds_is_adamw_s() -> None:
 def test_plain_backward_without_terms_is_adam() -> None:
     """Used like any torch optimizer, backward then step(), Alice with no term is Adam."""
     ours, theirs = Regression(torch.float64), Regression(torch.float64)
-    a = Alice(ours.model.parameters(), lr=0.01, hessian="none", glass=False, step_fraction=1.0)
+    a = paper_alice(
+        ours.model.parameters(), lr=0.01, hessian="none", glass=False, step_fraction=1.0
+    )
     b = torch.optim.Adam(theirs.model.parameters(), lr=0.01)
     for step in range(100):
         for problem, optimizer in ((ours, a), (theirs, b)):
@@ -258,7 +261,7 @@ def test_theorem_6(
     options: dict[str, Any] = {"betas": (0.8, 0.99), "lookahead": lookahead, **bounds[limit]}
     options |= {"weight_decay": decay / options["lr"], "quick_steps": quick_steps}
     problem = dense_problem(distance)
-    optimizer = Alice(problem.params, limit=limit, probe_radius=0.1, **options)
+    optimizer = paper_alice(problem.params, limit=limit, probe_radius=0.1, **options)
     first = problem.gradient()
     for k in range(steps):
         before = problem.gradient()
@@ -272,7 +275,7 @@ def test_theorem_6_needs_the_right_fraction() -> None:
     """With any other phi the average is not exact: the test above could have failed."""
     problem = dense_problem(1.0)
     options = {"betas": (0.8, 0.99), "limit": "fixed", "step_fraction": 0.25}
-    optimizer = Alice(problem.params, lr=1e3, probe_radius=0.1, **options)
+    optimizer = paper_alice(problem.params, lr=1e3, probe_radius=0.1, **options)
     first = problem.gradient()
     for _ in range(3):
         before = problem.gradient()
@@ -293,7 +296,7 @@ def test_diagonal_is_measured_exactly(kind: str, limit: str, quick_steps: int) -
     start = torch.linspace(-1.0, 2.0, 8, dtype=torch.float64)
     problem = Quadratic(diagonal.diag(), start, torch.zeros_like(start))
     options = {"limit": limit, "hessian": kind, "quick_steps": quick_steps}
-    optimizer = Alice(problem.params, lr=0.02, probe_radius=0.01, **options)
+    optimizer = paper_alice(problem.params, lr=0.02, probe_radius=0.01, **options)
     for _ in range(20):
         optimizer.step(problem.evaluate)
         weight = problem.weight(optimizer)
@@ -320,7 +323,7 @@ def test_long_run_estimates_are_the_mean_over_all_signs(kind: str) -> None:
     hessian = a + a.T  # off-diagonal entries as large as diagonal ones, of either sign
     problem = Quadratic(hessian, torch.zeros(8, dtype=torch.float64), torch.ones(8).double())
     options = {"hessian": kind, "glass": False, "quick_steps": 0, "betas": (0.9, beta2)}
-    optimizer = Alice(problem.params, lr=1e-6, probe_radius=0.1, **options)
+    optimizer = paper_alice(problem.params, lr=1e-6, probe_radius=0.1, **options)
     for _ in range(steps):
         optimizer.step(problem.evaluate)
     measured = problem.averages(optimizer, "hess") / problem.weight(optimizer)
@@ -345,6 +348,6 @@ def test_exact_curvature_gives_the_newton_step(kind: str, limit: str, glass: boo
     start, target = torch.randn(2, 12, generator=generator, dtype=torch.float64)
     problem = Quadratic(diagonal.diag(), start, target)
     options = {"limit": limit, "hessian": kind, "glass": glass, "betas": (0.0, 0.99), "eps": 0.0}
-    optimizer = Alice(problem.params, lr=1e4, probe_radius=0.1, step_fraction=1.0, **options)
+    optimizer = paper_alice(problem.params, lr=1e4, probe_radius=0.1, step_fraction=1.0, **options)
     optimizer.step(problem.evaluate)
     torch.testing.assert_close(problem.flat(problem.params), target, rtol=0, atol=1e-12)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aliceopt import Alice
 from aliceopt.ownership import Keeper, is_owned, kept, references
+from paper import paper_alice
 
 SIZE = 12
 
@@ -145,7 +146,7 @@ def after(assign: Assign) -> list[Tensor]:
     """Parameter and state after three steps on gradients handed out in this way."""
     draws, held = torch.Generator().manual_seed(0), []
     param = nn.Parameter(torch.zeros(SIZE))
-    optimizer = Alice([param], lr=0.1, quick_steps=1)
+    optimizer = paper_alice([param], lr=0.1, quick_steps=1)
 
     def closure() -> None:
         assign(param, torch.randn(SIZE, generator=draws), held)
@@ -251,7 +252,7 @@ def test_zero_grad_lets_go_of_the_probes_gradients_but_not_in_the_middle_of_a_st
     after_each = []
     for zeroing in (False, True):
         param = nn.Parameter(torch.ones(SIZE))
-        optimizer = Alice([param], lr=0.1, quick_steps=0)
+        optimizer = paper_alice([param], lr=0.1, quick_steps=0)
 
         def closure(
             param: nn.Parameter = param, optimizer: Alice = optimizer, zeroing: bool = zeroing

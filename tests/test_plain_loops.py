@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from aliceopt import Alice
+from paper import paper_alice
 
 OPTIONS: dict[str, Any] = {
     "lr": 0.02,
@@ -124,7 +125,7 @@ def trained(
     model = Network(recompute=options.pop("recompute", False))
     called = wrap(model)
     model_option = called if options.pop("give_wrapper", False) else model
-    optimizer = Alice(
+    optimizer = paper_alice(
         model.parameters(), model=model_option, implementation=implementation, **OPTIONS | options
     )
     torch.manual_seed(1)
@@ -176,7 +177,7 @@ def test_where_the_hook_would_be_compiled_it_is_refused_with_what_to_give() -> N
         model = nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 1))
         compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
         given = compiled if give_wrapper else model
-        optimizer = Alice(model.parameters(), model=given, **OPTIONS)
+        optimizer = paper_alice(model.parameters(), model=given, **OPTIONS)
         if give_wrapper:
             plainly(compiled, optimizer, 0, 1)
         else:
@@ -187,7 +188,7 @@ def test_where_the_hook_would_be_compiled_it_is_refused_with_what_to_give() -> N
 def ready(**options: Any) -> tuple[Network, Alice, list[Tensor]]:
     """A model after two steps, its optimizer, and where it is at home."""
     model = Network()
-    optimizer = Alice(model.parameters(), model=model, **OPTIONS | options)
+    optimizer = paper_alice(model.parameters(), model=model, **OPTIONS | options)
     for i in range(2):
         plainly(model, optimizer, i, 1)
     return model, optimizer, [p.detach().clone() for p in model.parameters()]
@@ -206,7 +207,7 @@ GOING_HOME: dict[str, Callable[[Network, Alice], object]] = {
     "come_home": lambda _, optimizer: optimizer.come_home(),
     "a step without gradients": lambda _, optimizer: optimizer.step(),
     "a loop begun and left": lambda _, optimizer: next(iter(optimizer.evaluations())),
-    "a second optimizer": lambda model, _: Alice(model.parameters(), model=model),
+    "a second optimizer": lambda model, _: paper_alice(model.parameters(), model=model),
 }
 
 
@@ -316,7 +317,7 @@ def test_several_models_in_a_list_look_ahead_each() -> None:
     torch.manual_seed(0)
     a, b = nn.Linear(3, 4), nn.Linear(4, 1)
     both = nn.ModuleList([a, b])
-    optimizer = Alice(both.parameters(), model=both, **OPTIONS)
+    optimizer = paper_alice(both.parameters(), model=both, **OPTIONS)
     for _ in range(2):
         optimizer.zero_grad()
         b(a(torch.ones(2, 3))).sum().backward()
@@ -343,9 +344,10 @@ def test_a_backward_through_a_graph_from_before_a_move_is_refused() -> None:
 
 def test_without_a_model_gradients_are_taken_at_the_position() -> None:
     model = Network()
-    optimizer = Alice(model.parameters(), **OPTIONS)
-    for i in range(2):
-        plainly(model, optimizer, i, 1)
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
+    plainly(model, optimizer, 0, 1)
+    with pytest.warns(UserWarning, match="at the position, not ahead of it"):
+        plainly(model, optimizer, 1, 1)
     home = [p.detach().clone() for p in model.parameters()]
     model(torch.ones(4, 3))
     assert is_home(model, home)

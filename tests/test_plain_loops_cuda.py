@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import aliceopt
-from aliceopt import Alice
+from paper import paper_alice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +41,7 @@ def test_a_plain_loop_equals_the_loop_over_evaluations() -> None:
     ends = []
     for plain in (False, True):
         model = network()
-        optimizer = Alice(model.parameters(), model=model, **QUIET)
+        optimizer = paper_alice(model.parameters(), model=model, **QUIET)
         torch.manual_seed(1)
         for i in range(6):
             optimizer.zero_grad()
@@ -59,7 +59,7 @@ def test_plain_forwards_beside_a_captured_step_leave_no_trace() -> None:
     ends = []
     for disturbed in (False, True):
         model = network()
-        optimizer = Alice(model.parameters(), model=model, quick_steps=1)
+        optimizer = paper_alice(model.parameters(), model=model, quick_steps=1)
         x, y = batch(0)
 
         def closure(model: nn.Module = model, x: Tensor = x, y: Tensor = y) -> Tensor:
@@ -115,7 +115,7 @@ def test_accelerate_in_half_precision() -> None:
     handler = GradScalerKwargs(init_scale=2.0**40)
     accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[handler])
     model = network()
-    optimizer = Alice(model.parameters(), model=model, quick_steps=1)
+    optimizer = paper_alice(model.parameters(), model=model, quick_steps=1)
     model, optimizer = prepare(accelerator, model, optimizer)
     skipped = []
     for i in range(60):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from aliceopt import Alice
+from paper import paper_alice
 
 OPTIONS: dict[str, Any] = {"lr": 0.05, "lookahead": 2.0, "step_fraction": 1.0}
 OFF: dict[str, Any] = OPTIONS | {"hessian": "none", "glass": False}
@@ -24,7 +25,7 @@ def made(model: nn.Module | None = None, **options: Any) -> tuple[nn.Module, Ali
     torch.manual_seed(0)
     if model is None:
         model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
-    return model, Alice(model.parameters(), model=model, **{**OFF, **options})
+    return model, paper_alice(model.parameters(), model=model, **{**OFF, **options})
 
 
 def run(model: nn.Module, optimizer: Alice, steps: int = 3) -> None:
@@ -89,7 +90,7 @@ def test_checkpointed_parts_are_recomputed_where_they_were_computed(reentrant: b
     """Reentrant checkpointing runs forward without gradients, and again inside backward."""
     torch.manual_seed(0)
     parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 1)])
-    optimizer = Alice(parts.parameters(), model=parts, **OFF)
+    optimizer = paper_alice(parts.parameters(), model=parts, **OFF)
     x = X.clone().requires_grad_()
 
     def loss(how: bool | None) -> Tensor:
@@ -117,7 +118,7 @@ def test_parameters_written_in_forward_are_not_taken_for_edits() -> None:
     for plain in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Linear(4, 1))
-        optimizer = Alice(model.parameters(), model=model, **OFF)
+        optimizer = paper_alice(model.parameters(), model=model, **OFF)
         for i in range(5):
             optimizer.zero_grad()
             for _ in range(1) if plain and i > 0 else optimizer.evaluations():
@@ -135,7 +136,7 @@ def test_a_passing_second_optimizer_does_not_end_the_looking_ahead(how: str) -> 
     if how == "copy":
         second = copy.copy(optimizer)
     else:
-        second = Alice(model.parameters(), model=model if "model" in how else None)
+        second = paper_alice(model.parameters(), model=model if "model" in how else None)
     del second
     gc.collect()
     run(model, optimizer), run(other, alone)
@@ -146,7 +147,7 @@ def test_whoever_steps_looks_ahead() -> None:
     """Of two optimizers that live on, the one that is used."""
     (model, optimizer), (other, alone) = made(), made()
     run(model, optimizer), run(other, alone)
-    second = Alice(model.parameters(), model=model)
+    second = paper_alice(model.parameters(), model=model)
     model(X).square().sum().backward()  # at the position: the second has no nu yet
     optimizer.step()
     optimizer.zero_grad()
@@ -172,13 +173,13 @@ def test_model_and_optimizer_are_freed_without_the_collector() -> None:
 def test_large_gradients_are_not_held_on_to() -> None:
     """Not by what watches them, even if there is only one parameter."""
     param = nn.Parameter(torch.randn(200, 200))
-    optimizer = Alice([param], **OPTIONS)
+    optimizer = paper_alice([param], **OPTIONS)
     for _ in range(3):
         optimizer.step(lambda: param.square().sum().backward())
     optimizer.zero_grad()
     held = [o for o in gc.get_objects() if type(o) is Tensor and o.shape == param.shape]
     states = {id(value) for value in optimizer.state[param].values()}
-    plain = Alice([nn.Parameter(torch.randn(200, 200))], **OFF)
+    plain = paper_alice([nn.Parameter(torch.randn(200, 200))], **OFF)
     assert plain._spent is None
     assert optimizer._spent is not None
     assert optimizer._spent.grad is None
@@ -192,7 +193,7 @@ def test_gradients_of_another_head_are_seen_too(order: int) -> None:
     torch.manual_seed(0)
     body, a, b = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 3)
     params = [p for module in (body, a, b) for p in module.parameters()]
-    optimizer = Alice(params, **OFF)
+    optimizer = paper_alice(params, **OFF | {"lookahead": 1.0})
     (a if order == 1 else b)(body(X)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -243,7 +244,7 @@ def test_the_watches_take_whatever_there_is() -> None:
 
     encoder, model = nn.Linear(4, 4), Graph()
     params = [*encoder.parameters(), *model.parameters()]
-    optimizer = Alice(params, model=model, **OPTIONS)
+    optimizer = paper_alice(params, model=model, **OPTIONS)
     holes = X.clone()
     holes[0, 0] = torch.nan
 
@@ -273,7 +274,7 @@ def edited(kind: str, grad: Tensor, param: Tensor) -> None:
 def test_edits_that_are_no_clipping_are_the_users_business(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 4)).to(dtype)
-    optimizer = Alice(model.parameters(), model=model, **OPTIONS | {"quick_steps": 0})
+    optimizer = paper_alice(model.parameters(), model=model, **OPTIONS | {"quick_steps": 0})
 
     def closure() -> None:
         model(X.to(dtype)).square().sum().backward()
@@ -290,8 +291,8 @@ def test_edits_that_are_no_clipping_are_the_users_business(kind: str, dtype: tor
 def test_a_gan_of_closures_that_zero_their_gradients_is_not_spoken_of() -> None:
     """Each leaves gradients in the other's parameters, and knows."""
     maker, critic = nn.Linear(4, 4), nn.Linear(4, 1)
-    first = Alice(critic.parameters(), model=critic, **OPTIONS)
-    second = Alice(maker.parameters(), model=maker, **OPTIONS)
+    first = paper_alice(critic.parameters(), model=critic, **OPTIONS)
+    second = paper_alice(maker.parameters(), model=maker, **OPTIONS)
 
     def criticise() -> None:
         first.zero_grad()

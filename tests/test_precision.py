@@ -24,6 +24,7 @@ from contract_cases import (
     train,
     values,
 )
+from paper import paper_alice
 
 few_cases = pytest.mark.parametrize("options", FEW_OPTIONS, ids=range(len(FEW_OPTIONS)))
 SCALE = 2.0**10
@@ -146,7 +147,7 @@ def test_an_overflow_in_a_quick_step_skips_it_too():
 def test_an_overflow_in_the_only_probe_that_reached_a_parameter_is_seen():
     """A parameter the minus side did not use: its infinite plus gradient still skips the step."""
     a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = Alice([a, b], lr=LR)
+    optimizer = paper_alice([a, b], lr=LR)
     scaler = new_scaler()
     for i in optimizer.evaluations(scaler=scaler):
         loss = a.square().sum()
@@ -294,7 +295,7 @@ def test_clipping_under_a_scaler_clips_the_true_gradient():
 def test_gradients_too_small_for_the_parameters_dtype_survive_unscaling(dtype, slope):
     """That is what a scale is for: all three gradients are divided in float32, alike."""
     p = nn.Parameter(torch.full((4,), 3.0, dtype=dtype))
-    optimizer = Alice([p], lr=LR, betas=(0.5, 0.9))
+    optimizer = paper_alice([p], lr=LR, betas=(0.5, 0.9))
     scaler = new_scaler(init_scale=65536.0)
     for _ in optimizer.evaluations(scaler=scaler):
         scaler.scale((p.float() * slope).sum()).backward()
@@ -328,7 +329,7 @@ def test_autocast_may_stand_around_the_step(driven):
         torch.manual_seed(0)
         x, y = torch.randn(32, 8), torch.randn(32, 1)
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-        optimizer = Alice(model.parameters(), lr=1e-2, quick_steps=1, model=model)
+        optimizer = paper_alice(model.parameters(), lr=1e-2, quick_steps=1, model=model)
         autocast = [torch.autocast("cpu", dtype=torch.bfloat16, enabled=on) for on in (True, False)]
         outer, inner = autocast if around else autocast[::-1]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from aliceopt import Alice
 from aliceopt.signs import block_signs, sign_key
 from contract_cases import LR, counts, memory, same, topography, values
+from paper import paper_alice
 from reference import ReferenceAlice
 
 LOW = [torch.bfloat16, torch.float16]
@@ -35,7 +36,7 @@ def test_master_positions_add_up_steps_below_one_ulp(dtype):
     """Thirty-two steps of an eighth of an ulp are four ulps; in the parameter alone, nothing."""
     ulp = torch.finfo(dtype).eps / 2  # of numbers just below 1
     p = nn.Parameter(torch.ones(5, dtype=dtype))
-    optimizer = Alice([p], lr=ulp / 8, lr_min=1.0, step_fraction=1.0)
+    optimizer = paper_alice([p], lr=ulp / 8, lr_min=1.0, step_fraction=1.0)
     for step in range(1, 33):
         optimizer.step(lambda: p.float().sum().backward())
         master = optimizer.state[p]["position"]
@@ -49,7 +50,7 @@ def test_master_positions_add_up_steps_below_one_ulp(dtype):
 def test_an_edited_parameter_overrides_its_master(dtype):
     """Loaded weights count themselves; coordinates that were not edited keep their low bits."""
     p = nn.Parameter(torch.ones(4, dtype=dtype))
-    optimizer = Alice([p], lr=2.0**-12, lr_min=1.0, step_fraction=1.0)
+    optimizer = paper_alice([p], lr=2.0**-12, lr_min=1.0, step_fraction=1.0)
     for _ in range(3):
         optimizer.step(lambda: p.float().sum().backward())
     master = optimizer.state[p]["position"].clone()
@@ -64,7 +65,7 @@ def test_full_precision_parameters_need_no_master():
     """float32 and float64 parameters are their own."""
     for dtype in (torch.float32, torch.float64):
         p = nn.Parameter(torch.ones(3, dtype=dtype))
-        optimizer = Alice([p])
+        optimizer = paper_alice([p])
         optimizer.step(lambda p=p: p.sum().backward())
         assert "position" not in optimizer.state[p]
 
@@ -84,7 +85,7 @@ def test_low_precision_probes_are_symmetric_about_the_center(dtype, kind, radius
     Just below a power of two numbers lie closer than above it (1.0 is how norm layers start).
     """
     p = nn.Parameter(CENTERS[kind].to(dtype))
-    optimizer = Alice([p], lr=LR, probe_radius=radius)
+    optimizer = paper_alice([p], lr=LR, probe_radius=radius)
     plus, minus, center = quadratic_step(p, torch.ones(32), optimizer)
     assert (plus != center).all()
     assert same((plus + minus) / 2, center)
@@ -99,7 +100,7 @@ def test_low_precision_measures_a_quadratic_by_the_realised_displacement(dtype, 
     """The radius rounds, by up to a half in bf16; h comes out right and glass is none."""
     h = torch.tensor([0.25, 0.5, 1.0, 2.0] * 8)
     p = nn.Parameter(CENTERS[kind].to(dtype))
-    optimizer = Alice([p], lr=LR, probe_radius=0.013, hessian=hessian)
+    optimizer = paper_alice([p], lr=LR, probe_radius=0.013, hessian=hessian)
     quadratic_step(p, h, optimizer)
     found = topography(optimizer, p, "hess")
     found = found.sqrt() if hessian == "rms" else found
@@ -111,7 +112,7 @@ def test_low_precision_measures_a_quadratic_by_the_realised_displacement(dtype, 
 def test_a_radius_that_rounds_away_measures_nothing_and_breaks_nothing(dtype):
     """Far below one ulp the probes coincide: zero curvature, finite numbers, bounded step."""
     p = nn.Parameter(torch.full((6,), 100.0, dtype=dtype))
-    optimizer = Alice([p], lr=1e-4)
+    optimizer = paper_alice([p], lr=1e-4)
     quadratic_step(p, torch.ones(6), optimizer)
     assert topography(optimizer, p, "hess").tolist() == [0.0] * 6
     assert topography(optimizer, p, "glass_density").tolist() == [0.0] * 6
@@ -126,7 +127,7 @@ def test_all_three_gradients_are_clipped_by_the_centers_factor():
     """On h x^2/2 the curvature comes out as factor times h, and there is still no glass."""
     h = torch.tensor([1.0, 2.0, 4.0], dtype=torch.double)
     p = nn.Parameter(torch.tensor([1.0, -1.0, 0.5], dtype=torch.double))
-    optimizer = Alice([p], lr=LR, max_grad_norm=0.75)
+    optimizer = paper_alice([p], lr=LR, max_grad_norm=0.75)
     optimizer.step(lambda: (h * p.square() / 2).sum().backward())
     factor = 0.75 / (3.0 + 1e-6)  # the gradient is (1, -2, 2)
     torch.testing.assert_close(topography(optimizer, p, "hess"), factor * h)
@@ -141,7 +142,7 @@ def test_clipping_is_one_norm_over_all_groups_as_the_reference_has_it(limit):
     start = [torch.linspace(-1, 1, 5).double(), torch.linspace(2, -1, 4).double()]
     params = [nn.Parameter(s.clone()) for s in start]
     groups = [{"params": [p]} for p in params]
-    optimizer = Alice(groups, lr=LR, max_grad_norm=limit, quick_steps=1)
+    optimizer = paper_alice(groups, lr=LR, max_grad_norm=limit, quick_steps=1)
     options = {"lr": LR, "max_grad_norm": limit, "quick_steps": 1}
     reference = ReferenceAlice([s.numpy() for s in start], **options)
 
@@ -162,9 +163,9 @@ def test_clipping_is_one_norm_over_all_groups_as_the_reference_has_it(limit):
 
 
 def stepped(bad_round: int | None, value: float, limit: float | None = None) -> tuple:
-    """Four full steps on a separable loss; in the third, one gradient entry is replaced."""
+    """Four measuring steps on a separable loss; in the third, one gradient entry is replaced."""
     p = nn.Parameter(torch.linspace(-1.0, 1.0, 6))
-    optimizer = Alice([p], lr=LR, quick_steps=0, weight_decay=0.1, max_grad_norm=limit)
+    optimizer = paper_alice([p], lr=LR, quick_steps=0, weight_decay=0.1, max_grad_norm=limit)
     before = None
     for step in range(4):
         calls = []
@@ -206,7 +207,7 @@ def test_a_coordinate_with_a_gradient_that_is_not_finite_is_left_alone(bad_round
 def test_coordinates_left_alone_add_up_in_the_telemetry():
     """Three entries, five steps: fifteen, per group and in total where they happened."""
     a, b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
-    optimizer = Alice([{"params": [a]}, {"params": [b]}], lr=LR)
+    optimizer = paper_alice([{"params": [a]}, {"params": [b]}], lr=LR)
 
     def closure() -> None:
         (a.sum() + b.square().sum()).backward()
@@ -222,7 +223,7 @@ def test_coordinates_left_alone_add_up_in_the_telemetry():
 def test_the_clip_norm_is_over_finite_entries():
     """One infinite entry does not clip all others to zero."""
     p = nn.Parameter(torch.ones(3))
-    optimizer = Alice([p], lr=LR, max_grad_norm=1.0, hessian="none", glass=False)
+    optimizer = paper_alice([p], lr=LR, max_grad_norm=1.0, hessian="none", glass=False)
 
     def closure() -> None:
         p.grad = torch.tensor([3.0, math.inf, 4.0])

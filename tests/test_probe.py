@@ -26,6 +26,7 @@ from contract_cases import (
     train,
     values,
 )
+from paper import paper_alice
 
 few_cases = pytest.mark.parametrize("options", FEW_OPTIONS, ids=range(len(FEW_OPTIONS)))
 
@@ -143,7 +144,7 @@ def test_a_closure_that_raises_leaves_no_trace(error, steps, fail_at):
     """Bit for bit as before, gradients None; the next step is as if nothing had happened."""
     torch.manual_seed(5)
     model = noisy()
-    optimizer = Alice(model.parameters(), lr=LR, model=model)
+    optimizer = paper_alice(model.parameters(), lr=LR, model=model)
     for _ in range(steps):
         optimizer.step(Failing(model, None, error))
     before = everything(model, optimizer)
@@ -155,7 +156,7 @@ def test_a_closure_that_raises_leaves_no_trace(error, steps, fail_at):
     optimizer.step(Failing(model, None, error))
     torch.manual_seed(5)
     twin = noisy()
-    second = Alice(twin.parameters(), lr=LR, model=twin)
+    second = paper_alice(twin.parameters(), lr=LR, model=twin)
     for _ in range(steps + 1):
         second.step(Failing(twin, None, error))
     assert same(everything(model, optimizer), everything(twin, second))
@@ -169,9 +170,9 @@ def test_a_closure_that_raises_leaves_no_trace(error, steps, fail_at):
 def test_a_loop_left_early_takes_the_step_back(way, rounds):
     """By break, by exception or by closing the generator: no trace, gradients None."""
     model = noisy()
-    optimizer = Alice(model.parameters(), lr=LR, model=model)
+    optimizer = paper_alice(model.parameters(), lr=LR, model=model)
     optimizer.step(Failing(model, None, ValueError))
-    optimizer.param_groups[0]["cadence"] = 0  # the next step is full again
+    optimizer.param_groups[0]["cadence"] = 0  # the next step measures again
     before = everything(model, optimizer)
     leave_loop(way, rounds, model, optimizer)
     assert same(everything(model, optimizer), before)
@@ -300,7 +301,7 @@ def test_gradients_written_into_the_same_memory_each_time_are_kept_apart():
     """A closure may hand over its own buffer; overwriting it must not erase g+ and g-."""
     p = nn.Parameter(torch.ones(4, dtype=torch.double))
     buffer = torch.zeros(4, dtype=torch.double)
-    optimizer = Alice([p], lr=LR)
+    optimizer = paper_alice([p], lr=LR)
 
     def closure() -> None:
         buffer.copy_(3.0 * p.detach())
@@ -335,8 +336,8 @@ def run_six(model: nn.Module, optimizer: Alice) -> list[Tensor]:
 def test_activation_checkpointing_gives_the_same_trajectory():
     """Recomputed forwards draw the same dropout masks and change no number."""
     plain, other = dropout_net(), Checkpointed(dropout_net())
-    first = Alice(plain.parameters(), lr=LR, model=plain)
-    second = Alice(other.parameters(), lr=LR, model=other)
+    first = paper_alice(plain.parameters(), lr=LR, model=plain)
+    second = paper_alice(other.parameters(), lr=LR, model=other)
     assert same(run_six(plain, first), run_six(other, second))
 
 
@@ -347,8 +348,8 @@ def test_a_compiled_model_gives_the_same_trajectory(backend):
     plain, inner = noisy(), noisy()
     plain[3].p = inner[3].p = 0.0
     other = torch.compile(inner, backend=backend)
-    first = Alice(plain.parameters(), lr=LR, model=plain)
-    second = Alice(other.parameters(), lr=LR, model=other)
+    first = paper_alice(plain.parameters(), lr=LR, model=plain)
+    second = paper_alice(other.parameters(), lr=LR, model=other)
     for p, q in zip(run_six(plain, first), run_six(other, second), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(plain[1].running_mean, inner[1].running_mean)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aliceopt import Alice
 from contract_cases import LR, batch, network, same, topography, train, values
+from paper import paper_alice
 
 EXTRA = {"quick_steps": 1}
 
@@ -76,7 +77,7 @@ def test_a_full_step_marks_buffers_and_random_state_like_one_evaluation_at_the_c
     """The oracle is a copy of the model put at nu by hand and run once."""
     torch.manual_seed(1)
     model = MODELS[kind]()
-    optimizer = Alice(model.parameters(), lr=LR, model=model, **EXTRA)
+    optimizer = paper_alice(model.parameters(), lr=LR, model=model, **EXTRA)
     for index in range(5):
         wanted = single_evaluation(model, optimizer, index)
         if drive == "closure":
@@ -92,7 +93,7 @@ def test_buffers_that_forward_changes_in_place_keep_their_identity():
     """Whoever holds a reference to a running mean (an EMA, a fused kernel) still holds it."""
     model = batchnorm_dropout()
     held = [(b, b.data_ptr()) for b in model.buffers()]
-    optimizer = Alice(model.parameters(), lr=LR, model=model, **EXTRA)
+    optimizer = paper_alice(model.parameters(), lr=LR, model=model, **EXTRA)
     train(model, optimizer, 0, 3)
     assert all(
         b is h and b.data_ptr() == p for b, (h, p) in zip(model.buffers(), held, strict=True)
@@ -103,7 +104,7 @@ def test_buffers_that_forward_changes_in_place_keep_their_identity():
 def test_every_evaluation_starts_from_the_same_buffers():
     """What forward reads must be the same three times, or the difference looks like curvature."""
     model = Recorder()
-    optimizer = Alice(model.parameters(), lr=LR, model=model, quick_steps=0)
+    optimizer = paper_alice(model.parameters(), lr=LR, model=model, quick_steps=0)
     for index in range(3):
         seen: list[tuple] = []
 
@@ -121,7 +122,7 @@ def test_every_evaluation_starts_from_the_same_buffers():
 def test_dropout_masks_are_the_same_in_all_evaluations_of_a_step():
     """And differ from step to step."""
     model = network()
-    optimizer = Alice(model.parameters(), lr=LR, quick_steps=0)
+    optimizer = paper_alice(model.parameters(), lr=LR, quick_steps=0)
     steps = []
     for index in range(3):
         masks: list[Tensor] = []
@@ -142,7 +143,7 @@ def test_dropout_does_not_look_like_glass():
     """Dropout before a linear layer under a quadratic loss: curvature yes, glass none."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)).double()
-    optimizer = Alice(model.parameters(), lr=0.1, quick_steps=0)
+    optimizer = paper_alice(model.parameters(), lr=0.1, quick_steps=0)
     for index in range(5):
         x, y = batch(index, torch.double)
         optimizer.step(lambda x=x, y=y: nn.functional.mse_loss(model(x), y).backward())
@@ -154,14 +155,14 @@ def test_dropout_does_not_look_like_glass():
 def test_probes_neither_read_nor_change_the_random_state_where_nothing_is_drawn():
     """Signs come from a hash: a step of a network without dropout leaves every generator alone."""
     model = network()
-    optimizer = Alice(model.parameters(), lr=LR)
+    optimizer = paper_alice(model.parameters(), lr=LR)
     before = torch.get_rng_state()
     train(model, optimizer, 0, 5)
     after_one_seed = values(model)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(12345)
     twin = network()
-    train(twin, Alice(twin.parameters(), lr=LR), 0, 5)
+    train(twin, paper_alice(twin.parameters(), lr=LR), 0, 5)
     assert same(values(twin), after_one_seed)
 
 
@@ -169,7 +170,7 @@ def test_probes_neither_read_nor_change_the_random_state_where_nothing_is_drawn(
 
 
 def warnings_of(net: nn.Module, steps: int = 6, **options) -> list[warnings.WarningMessage]:
-    optimizer = Alice(net.parameters(), lr=LR, **EXTRA, **options)
+    optimizer = paper_alice(net.parameters(), lr=LR, **EXTRA, **options)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for index in range(steps):
@@ -217,7 +218,7 @@ class Constant(nn.Module):
     ids=lambda layer: type(layer).__name__,
 )
 def test_changing_buffers_without_model_warn_once_by_class_name(layer):
-    """Once, at the first full step; the message names the class and the fix."""
+    """Once, at the first measuring step; the message names the class and the fix."""
     seen = warnings_of(with_layer(layer))
     assert len(seen) == 1
     assert issubclass(seen[0].category, UserWarning)
@@ -243,7 +244,7 @@ def test_no_warning_where_buffers_do_not_change_or_are_guarded():
 def test_the_watch_sets_no_hooks():
     """With the model at hand: global hooks would make torch.compile compile anew, and warn."""
     model = network()
-    optimizer = Alice(model.parameters(), lr=LR, model=model)
+    optimizer = paper_alice(model.parameters(), lr=LR, model=model)
 
     def closure() -> None:
         assert not nn.modules.module._global_forward_hooks
@@ -256,7 +257,7 @@ def test_the_watch_sets_no_hooks():
 def test_a_warning_turned_into_an_error_still_leaves_the_parameters_at_mu():
     """Under ``-W error`` the watch's warning ends the step; nobody may be left at nu."""
     model = with_layer(nn.BatchNorm1d(2))
-    optimizer = Alice(model.parameters(), lr=LR, lookahead=2.0)
+    optimizer = paper_alice(model.parameters(), lr=LR, lookahead=2.0)
     for index in range(3):
         optimizer.zero_grad()
         evaluate(model, index)

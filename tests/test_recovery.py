@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from aliceopt import Alice
 from aliceopt.kernels import Backend
 from aliceopt.probe import Probe
+from paper import paper_alice
 
 
 def task(**options: object) -> tuple[nn.Module, Alice]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
-    return model, Alice(model.parameters(), **{"quick_steps": 0, **options})  # type: ignore[arg-type]
+    return model, paper_alice(model.parameters(), **{"quick_steps": 0, **options})  # type: ignore[arg-type]
 
 
 def backward(model: nn.Module) -> Tensor:
@@ -94,7 +95,7 @@ def test_a_parameter_appended_to_a_group_is_trained() -> None:
 
 @pytest.mark.parametrize("change", [{"hessian": "rms"}, {"glass": False}])
 def test_changing_the_terms_restarts_the_topography(change: dict[str, object]) -> None:
-    """One full step after the change, the averages are what that step alone measures."""
+    """One measuring step after the change, the averages are what that step alone measures."""
     model, optimizer = task()
     for _ in range(5):
         optimizer.step(lambda: backward(model))
@@ -112,7 +113,7 @@ def test_parameters_of_the_model_that_others_train_get_one_gradient() -> None:
     """Alice on the body, SGD on the head: the head's gradient is the center's, not the sum."""
     model, _ = task()
     body, head = model[0], model[2]
-    optimizer = Alice(body.parameters(), model=model, quick_steps=0, lr=0.5)
+    optimizer = paper_alice(body.parameters(), model=model, quick_steps=0, lr=0.5)
     found = []
     for _ in optimizer.evaluations():
         backward(model)
@@ -128,7 +129,7 @@ def test_expanded_buffers_do_not_stop_a_step() -> None:
     """Nothing can write to them in place, so there is nothing to guard."""
     model, _ = task()
     model.register_buffer("scale", torch.ones(1).expand(3))
-    optimizer = Alice(model.parameters(), model=model, quick_steps=0)
+    optimizer = paper_alice(model.parameters(), model=model, quick_steps=0)
     optimizer.step(lambda: backward(model))
 
 

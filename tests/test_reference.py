@@ -29,7 +29,7 @@ def random_signs(step: int, index: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def no_signs(step: int, index: int, shape: tuple[int, ...]) -> np.ndarray:
-    """For runs in which no step may be full."""
+    """For runs in which no step may measure."""
     raise AssertionError(f"signs asked at step {step}")
 
 
@@ -232,7 +232,7 @@ def full_steps(alice: ReferenceAlice, lrs: list[float]) -> str:
 
 
 def test_cadence_makes_up_a_step_owed_at_radius_zero() -> None:
-    """Lr 0 keeps a due full step waiting; a step that is not due passes the time."""
+    """Lr 0 keeps a due measuring step waiting; a step that is not due passes the time."""
     assert full_steps(ReferenceAlice(start(), lr=0.1, quick_steps=2), [0.1] * 7) == "FqqFqqF"
     alice = ReferenceAlice(start(), lr=0.1, quick_steps=2)
     assert full_steps(alice, [0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.1, 0.1]) == "qqFqqqFq"

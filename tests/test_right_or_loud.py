@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
+from paper import paper_alice
 
 OPTIONS: dict[str, Any] = {"lr": 0.01, "quick_steps": 1, "lookahead": 1.5, "step_fraction": 1.0}
 
@@ -63,7 +64,10 @@ def test_gradients_taken_before_a_closure_that_takes_none_are_used(steps: int) -
     """``loss.backward(); step(lambda: loss)`` is a plain step, as with Adam."""
     model, other = network(), network()
     with pytest.warns(UserWarning, match="no curvature has been measured"):
-        given, plain = Alice(model.parameters(), **OPTIONS), Alice(other.parameters(), **OPTIONS)
+        given, plain = (
+            paper_alice(model.parameters(), **OPTIONS),
+            paper_alice(other.parameters(), **OPTIONS),
+        )
         for i in range(steps):
             given.zero_grad()
             loss = backward(model, i)
@@ -77,7 +81,7 @@ def test_gradients_taken_before_a_closure_that_takes_none_are_used(steps: int) -
 
 def test_a_closure_without_gradients_is_warned_of_once_and_does_not_count() -> None:
     model = network()
-    optimizer, before = Alice(model.parameters(), **OPTIONS), values(model)
+    optimizer, before = paper_alice(model.parameters(), **OPTIONS), values(model)
     with pytest.warns(UserWarning, match="no parameter got a gradient") as caught:
         for _ in range(3):
             optimizer.step(lambda: loss_of(model))
@@ -107,7 +111,7 @@ def test_gradients_accumulated_before_the_evaluations_are_said_to_be_dropped(
 ) -> None:
     """Whether or not steps were taken before; said once."""
     model = network()
-    optimizer = Alice(model.parameters(), **OPTIONS)
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
     with silence():
         for _ in range(steps):
             drive(optimizer, model)
@@ -126,7 +130,7 @@ def test_gradients_left_over_from_a_step_are_not_said_to_be_dropped(
 ) -> None:
     model = network()
     backward(model)  # from before the optimizer's time
-    optimizer = Alice(model.parameters(), **OPTIONS)
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
     with silence():
         for _ in range(20):
             drive(optimizer, model)
@@ -139,7 +143,7 @@ def test_gradients_left_over_from_a_step_are_not_said_to_be_dropped(
 def test_a_second_loop_without_a_step_between_is_said_to_drop_the_first() -> None:
     """That is what accumulating by whole loops comes to."""
     model = network()
-    optimizer = Alice(model.parameters(), **OPTIONS)
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
     with pytest.warns(UserWarning, match="of a finished loop .* have been dropped") as caught:
         for i in range(3):
             for _ in optimizer.evaluations():
@@ -153,7 +157,7 @@ def test_after_a_loop_a_closure_without_gradient_is_called_once() -> None:
     results, calls = [], []
     for closure in (None, lambda: calls.append("hook") or "loss"):
         model = network()
-        optimizer = Alice(model.parameters(), **OPTIONS)
+        optimizer = paper_alice(model.parameters(), **OPTIONS)
         with silence():
             for i in range(3):
                 for _ in optimizer.evaluations():
@@ -169,13 +173,13 @@ def test_after_a_loop_a_closure_without_gradient_is_called_once() -> None:
 def test_after_a_loop_a_closure_with_gradient_is_evaluated() -> None:
     """And the loop was in vain, which is said."""
     model = network()
-    optimizer = Alice(model.parameters(), **OPTIONS)
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
     for _ in optimizer.evaluations():
         backward(model)
     with pytest.warns(UserWarning, match="of a finished loop .* have been dropped"):
         optimizer.step(lambda: backward(model, 1))
     alone = network()
-    other = Alice(alone.parameters(), **OPTIONS)
+    other = paper_alice(alone.parameters(), **OPTIONS)
     other.step(lambda: backward(alone, 1))
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -184,7 +188,7 @@ def test_after_a_loop_a_closure_with_gradient_is_evaluated() -> None:
 def test_a_loop_given_up_on_purpose_is_not_spoken_of() -> None:
     """Whoever clears the gradients knows."""
     model = network()
-    optimizer = Alice(model.parameters(), **OPTIONS)
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
     with silence():
         for _ in range(2):
             for _ in optimizer.evaluations():
@@ -198,7 +202,10 @@ def test_a_loop_given_up_on_purpose_is_not_spoken_of() -> None:
 def test_a_wrapper_that_copies_the_class_drives_the_optimizer_itself() -> None:
     """Lightning's and Fabric's have the same class and a copy of the attributes."""
     model, other = network(), network()
-    real, plain = Alice(model.parameters(), **OPTIONS), Alice(other.parameters(), **OPTIONS)
+    real, plain = (
+        paper_alice(model.parameters(), **OPTIONS),
+        paper_alice(other.parameters(), **OPTIONS),
+    )
 
     class Wrapped(Alice):
         def __init__(self, optimizer: Alice) -> None:
@@ -234,13 +241,13 @@ def test_buffers_outside_the_model_are_watched_at_the_first_full_step() -> None:
         loss.backward()
         return loss
 
-    optimizer = Alice(generator.parameters(), model=generator, **OPTIONS)
+    optimizer = paper_alice(generator.parameters(), model=generator, **OPTIONS)
     with pytest.warns(UserWarning, match="BatchNorm1d outside the model given") as caught:
         for _ in range(4):
             optimizer.step(closure)
     assert len(caught) == 1
     ticks = int(critic[1].num_batches_tracked)
-    both = Alice(generator.parameters(), model=nn.ModuleList([generator, critic]), **OPTIONS)
+    both = paper_alice(generator.parameters(), model=nn.ModuleList([generator, critic]), **OPTIONS)
     with silence():
         for _ in range(4):
             both.step(closure)
@@ -270,7 +277,7 @@ def clip(model: nn.Module, limit: float) -> None:
 def test_clipping_each_evaluation_by_itself_is_warned_of_once(door: str, edit: str) -> None:
     """By norm or by value; not a clip that changes nothing, nor a factor that all have."""
     model = network()
-    optimizer = Alice(model.parameters(), **OPTIONS | {"quick_steps": 0})
+    optimizer = paper_alice(model.parameters(), **OPTIONS | {"quick_steps": 0})
 
     def evaluate() -> None:
         backward(model)
@@ -295,7 +302,7 @@ def test_clipping_each_evaluation_by_itself_is_warned_of_once(door: str, edit: s
 def test_clipping_at_infinity_after_the_loop_is_no_edit() -> None:
     """It is how frameworks log a norm."""
     model = network()
-    optimizer = Alice(model.parameters(), **OPTIONS | {"quick_steps": 0})
+    optimizer = paper_alice(model.parameters(), **OPTIONS | {"quick_steps": 0})
     with silence():
         for i in range(80):
             for _ in optimizer.evaluations():
@@ -310,7 +317,7 @@ def test_clipping_at_infinity_after_the_loop_is_no_edit() -> None:
 def test_a_parameter_replaced_in_its_group_is_trained() -> None:
     """As by Adam: the new one moves, from a state of its own."""
     param = nn.Parameter(torch.ones(3))
-    optimizer = Alice([param], **OPTIONS)
+    optimizer = paper_alice([param], **OPTIONS)
     optimizer.step(lambda: param.square().sum().backward())
     new = nn.Parameter(torch.full((3,), 2.0))
     optimizer.param_groups[0]["params"][0] = new
@@ -328,7 +335,7 @@ def test_another_batch_in_each_round_is_warned_of(door: str) -> None:
     """With the model at hand; a fresh copy of the same batch is not another batch."""
     for same in (True, False):
         model, draws = network(), iter(range(100))
-        optimizer = Alice(model.parameters(), model=model, **OPTIONS)
+        optimizer = paper_alice(model.parameters(), model=model, **OPTIONS)
 
         def evaluate(model: nn.Module = model, same: bool = same, draws: Any = draws) -> None:
             backward(model, 0 if same else next(draws))
@@ -344,7 +351,7 @@ def test_another_batch_in_each_round_is_warned_of(door: str) -> None:
 def test_a_forward_pass_before_the_closure_is_named_in_torchs_error() -> None:
     """The parameters have moved since; autograd notices, and does not know by whom."""
     model = network()
-    optimizer = Alice(model.parameters(), **OPTIONS)
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
     drive_closure(optimizer, model)
     loss, before = loss_of(model), values(model)
     with pytest.raises(RuntimeError, match="inplace operation") as caught:
@@ -355,7 +362,7 @@ def test_a_forward_pass_before_the_closure_is_named_in_torchs_error() -> None:
 
 def test_a_missing_backward_in_the_loop_is_warned_of() -> None:
     model = network()
-    optimizer, before = Alice(model.parameters(), **OPTIONS), values(model)
+    optimizer, before = paper_alice(model.parameters(), **OPTIONS), values(model)
     with pytest.warns(UserWarning, match=r"call backward\(\) inside"):
         for _ in optimizer.evaluations():
             loss_of(model)
@@ -369,14 +376,14 @@ def test_a_missing_backward_in_the_loop_is_warned_of() -> None:
 
 def test_a_lazy_module_is_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"parameter 0 of group 0 is lazy .* run the model once"):
-        Alice(nn.LazyLinear(3).parameters())
+        paper_alice(nn.LazyLinear(3).parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("implementation", ["eager", "auto"])
 def test_a_model_cast_in_mid_training_trains_on(dtype: torch.dtype, implementation: str) -> None:
     model = network()
-    optimizer = Alice(model.parameters(), implementation=implementation, **OPTIONS)
+    optimizer = paper_alice(model.parameters(), implementation=implementation, **OPTIONS)
 
     def closure() -> Tensor:
         x, y = (t.to(next(model.parameters()).dtype) for t in batch(0))

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from aliceopt import Alice
+from paper import paper_alice
 
 
 def evaluated(**options: float) -> tuple[nn.Linear, Alice]:
-    """A full step's evaluations, the step not yet taken."""
+    """A measuring step's evaluations, the step not yet taken."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    optimizer = Alice(model.parameters(), quick_steps=0, **options)
+    optimizer = paper_alice(model.parameters(), quick_steps=0, **options)
     for _ in optimizer.evaluations():
         model(torch.ones(2, 4)).square().sum().backward()
     return model, optimizer
@@ -43,7 +44,7 @@ def test_clipping_after_unscaling_is_warned_of_too() -> None:
     """A GradScaler's own unscaling is not taken for it."""
     for clip in (False, True):
         model = nn.Linear(4, 3)
-        optimizer, scaler = Alice(model.parameters()), torch.amp.GradScaler("cpu")
+        optimizer, scaler = paper_alice(model.parameters()), torch.amp.GradScaler("cpu")
         for _ in optimizer.evaluations(scaler=scaler):
             scaler.scale(model(torch.ones(2, 4)).square().sum()).backward()
         scaler.unscale_(optimizer)
@@ -61,7 +62,7 @@ def test_another_optimizers_checkpoint_is_refused_and_nothing_changes() -> None:
     adam = torch.optim.Adam(params)
     params[0].sum().backward()
     adam.step()
-    optimizer = Alice(params, lr=0.25)
+    optimizer = paper_alice(params, lr=0.25)
     with pytest.raises(ValueError, match=r"not Alice's: its group 0 has no limit, hessian"):
         optimizer.load_state_dict(adam.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.25
@@ -80,16 +81,16 @@ def test_a_misspelt_option_of_a_group_is_refused(slip: str, meant: str) -> None:
     """The error names the slip and what was probably meant."""
     group = {"params": [nn.Parameter(torch.ones(3))], slip: 1.0}
     with pytest.raises(ValueError, match=f"'{slip}' is no option .* did you mean '{meant}'"):
-        Alice([group])
+        paper_alice([group])
 
 
 def test_keys_of_others_in_a_group_pass() -> None:
     """Frameworks leave notes in groups; torch lets them, and so does Alice."""
     group = {"params": [nn.Parameter(torch.ones(3))], "name": "head", "lr_scale": 0.5}
-    assert Alice([group]).param_groups[0]["lr_scale"] == 0.5
+    assert paper_alice([group]).param_groups[0]["lr_scale"] == 0.5
 
 
 def test_a_model_that_holds_none_of_the_parameters_is_refused() -> None:
     """Guarding the buffers of the wrong module would guard nothing."""
     with pytest.raises(ValueError, match=r"model \(BatchNorm1d\) must be the module"):
-        Alice(nn.Linear(2, 2).parameters(), model=nn.BatchNorm1d(2))
+        paper_alice(nn.Linear(2, 2).parameters(), model=nn.BatchNorm1d(2))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from aliceopt import Alice
 from contract_cases import IDS, LR, OPTIONS, loss_of, make, memory, network, same, train, values
+from paper import paper_alice
 
 DEFAULTS = {"lr": LR, "lr_min": 0.0, "eps": 1e-8, "betas": (0.9, 0.999), "limit": "adam"}
 
@@ -106,7 +107,7 @@ def test_groups_and_blocks_are_summed_separately():
         {"params": model["body"].named_parameters("body")},
         {"params": model["head"].named_parameters("head"), **other},
     ]
-    optimizer = Alice([{**g, "params": list(g["params"])} for g in groups], lr=LR)
+    optimizer = paper_alice([{**g, "params": list(g["params"])} for g in groups], lr=LR)
     net = nn.Sequential(model["body"], model["head"])
     train(net, optimizer, 0, 6)
     report = optimizer.telemetry()
@@ -133,7 +134,7 @@ def test_names_come_from_the_model_when_the_parameters_have_none():
     ):
         model = network()
         params = model.named_parameters() if named else model.parameters()
-        optimizer = Alice(params, lr=LR, model=model if model_given else None)
+        optimizer = paper_alice(params, lr=LR, model=model if model_given else None)
         train(model, optimizer, 0, 2)
         assert list(optimizer.telemetry().blocks) == blocks
 
@@ -142,13 +143,13 @@ def test_names_given_with_the_parameters_win_over_the_models():
     """They are what the user chose to see."""
     model = network()
     named = [(f"mine.{i}", p) for i, p in enumerate(model.parameters())]
-    optimizer = Alice(named, lr=LR, model=model)
+    optimizer = paper_alice(named, lr=LR, model=model)
     train(model, optimizer, 0, 1)
     assert list(optimizer.telemetry().blocks) == ["mine"]
 
 
 def test_steps_and_gradient_evaluations_are_counted():
-    """Three evaluations a full step, one a quick one, as a counting closure sees them."""
+    """Three evaluations a measuring step, one a quick one, as a counting closure sees them."""
     model, optimizer = make({"quick_steps": 2})
     calls = []
 
@@ -159,8 +160,8 @@ def test_steps_and_gradient_evaluations_are_counted():
     for step in range(1, 9):
         optimizer.step(closure)
         report = optimizer.telemetry()
-        assert report.full_steps == math.ceil(step / 3)
-        assert report.full_steps + report.quick_steps == step
+        assert report.measuring_steps == math.ceil(step / 3)
+        assert report.measuring_steps + report.quick_steps == step
         assert report.gradient_evaluations == optimizer.gradient_evaluations == len(calls)
 
 
@@ -169,7 +170,7 @@ def test_equal_bounds_leave_nothing_to_the_curvature(limit):
     """lr_min = lr: all at the upper bound where Newton is longer; else at one or the other."""
     for lr, at_upper in ((LR, 1.0), (100.0, None)):
         p = nn.Parameter(torch.linspace(0.5, 2.0, 8))
-        optimizer = Alice([p], lr=lr, lr_min=lr, limit=limit, probe_radius=0.01)
+        optimizer = paper_alice([p], lr=lr, lr_min=lr, limit=limit, probe_radius=0.01)
         optimizer.step(lambda p=p: (p**4).sum().backward())
         found = optimizer.telemetry().groups[0]
         assert found.quasi_newton == 0.0
@@ -181,7 +182,7 @@ def test_equal_bounds_leave_nothing_to_the_curvature(limit):
 def test_a_lower_bound_beyond_every_newton_step_holds_all_coordinates():
     """The step is lr_min long in every coordinate."""
     p = nn.Parameter(torch.linspace(0.5, 2.0, 8))
-    optimizer = Alice([p], lr=100.0, lr_min=50.0, limit="fixed", probe_radius=0.01)
+    optimizer = paper_alice([p], lr=100.0, lr_min=50.0, limit="fixed", probe_radius=0.01)
     optimizer.step(lambda: p.square().sum().backward())
     found = optimizer.telemetry().groups[0]
     assert (found.at_upper, found.at_lower, found.quasi_newton) == (0.0, 1.0, 0.0)
@@ -192,7 +193,7 @@ def test_a_huge_bound_leaves_every_coordinate_on_the_quasi_newton_step():
     """On h x^2/2 the step is x itself, so its norm is that of the parameter."""
     start = torch.linspace(0.5, 2.0, 8, dtype=torch.double)
     p = nn.Parameter(start.clone())
-    optimizer = Alice([p], lr=1e6, probe_radius=0.1)
+    optimizer = paper_alice([p], lr=1e6, probe_radius=0.1)
     optimizer.step(lambda: (3 * p.square() / 2).sum().backward())
     found = optimizer.telemetry().groups[0]
     assert (found.at_upper, found.at_lower, found.quasi_newton) == (0.0, 0.0, 1.0)
@@ -206,7 +207,7 @@ def test_a_huge_bound_leaves_every_coordinate_on_the_quasi_newton_step():
 def test_pure_glass_is_all_glass_share():
     """On |x| with the kink inside the probes and no Hessian term, glass is the whole curvature."""
     p = nn.Parameter(torch.full((4,), 0.01, dtype=torch.double))
-    optimizer = Alice([p], lr=LR, probe_radius=0.1, hessian="none")
+    optimizer = paper_alice([p], lr=LR, probe_radius=0.1, hessian="none")
     optimizer.step(lambda: p.abs().sum().backward())
     found = optimizer.telemetry().groups[0]
     # g+ + g- = 0 and g0 = 1: the density is (2 / 0.1) * 1.
@@ -227,7 +228,7 @@ def test_pure_glass_is_all_glass_share():
 def test_a_coordinate_with_zero_gradient_sits_on_no_bound(options):
     """It does not move, so it is at neither, whatever the unit."""
     p = nn.Parameter(torch.ones(4))
-    optimizer = Alice([p], lr=LR, **options)
+    optimizer = paper_alice([p], lr=LR, **options)
     optimizer.step(lambda: (0.0 * p).sum().backward())
     found = optimizer.telemetry().groups[0]
     assert found.step_norm == 0.0
@@ -237,7 +238,7 @@ def test_a_coordinate_with_zero_gradient_sits_on_no_bound(options):
 def test_skipped_coordinates_are_counted_where_they_were():
     """Per group and per block."""
     a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    optimizer = Alice([("first.a", a), ("second.b", b)], lr=LR)
+    optimizer = paper_alice([("first.a", a), ("second.b", b)], lr=LR)
 
     def closure() -> None:
         (a.sum() + b.sum()).backward()
@@ -255,7 +256,7 @@ def test_skipped_coordinates_are_counted_where_they_were():
 def test_as_dict_is_strict_json(dtype):
     """Plain numbers, lists and dicts, and no NaN once every parameter has stepped."""
     model = network(dtype=dtype)
-    optimizer = Alice(model.named_parameters(), lr=torch.tensor(LR))
+    optimizer = paper_alice(model.named_parameters(), lr=torch.tensor(LR))
     train(model, optimizer, 0, 3)
     found = optimizer.telemetry(depth=2).as_dict()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -264,9 +265,9 @@ def test_as_dict_is_strict_json(dtype):
 def test_telemetry_before_the_first_step_works():
     """Nothing was counted, nothing is known, nothing fails, and the report still serialises."""
     model = network()
-    optimizer = Alice(model.named_parameters(), lr=LR)
+    optimizer = paper_alice(model.named_parameters(), lr=LR)
     report = optimizer.telemetry()
-    assert (report.full_steps, report.quick_steps, report.gradient_evaluations) == (0, 0, 0)
+    assert (report.measuring_steps, report.quick_steps, report.gradient_evaluations) == (0, 0, 0)
     assert report.groups[0].coordinates == 0
     assert report.groups[0].step_norm == 0.0
     assert report.blocks == {}

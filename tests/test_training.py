@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from aliceopt import Alice
+from paper import paper_alice
 
 Factory = Callable[[nn.Module], torch.optim.Optimizer]
 SEEDS = range(5)
@@ -46,14 +47,17 @@ def final_loss(make: Factory, seed: int, digits: tuple[Tensor, Tensor]) -> float
         return nn.functional.cross_entropy(model(images), labels).item()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_default_alice_keeps_up_with_the_adam_that_bounds_it(
-    seed: int, digits: tuple[Tensor, Tensor]
+@pytest.mark.parametrize("lr", [1e-3, 3e-3, 1e-2])
+def test_the_defaults_end_below_adam_at_its_own_rate(
+    lr: float, digits: tuple[Tensor, Tensor]
 ) -> None:
-    """At lr = 1e-2, phi = 0.1 it is bounded by Adam(1e-3): at most 1.25 times its training loss."""
-    adam = final_loss(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), seed, digits)
-    alice = final_loss(lambda m: Alice(m.parameters()), seed, digits)
-    assert alice <= 1.25 * adam
+    """At the same learning rate, the mean training loss of five seeds."""
+
+    def mean_loss(make: Factory) -> float:
+        return sum(final_loss(make, seed, digits) for seed in SEEDS) / len(SEEDS)
+
+    adam = mean_loss(lambda m: torch.optim.Adam(m.parameters(), lr=lr))
+    assert mean_loss(lambda m: Alice(m.parameters(), lr=lr, model=m)) <= adam
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -62,14 +66,14 @@ def test_curvature_with_a_fixed_limit_beats_that_adam(
 ) -> None:
     """Where curvature rules the step, the same lr ends below Adam(1e-3) on every seed."""
     adam = final_loss(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), seed, digits)
-    alice = final_loss(lambda m: Alice(m.parameters(), limit="fixed"), seed, digits)
+    alice = final_loss(lambda m: paper_alice(m.parameters(), limit="fixed"), seed, digits)
     assert alice < adam
 
 
-def test_the_quickstart_trains_well_and_reports_its_bounds(
+def test_the_quickstart_trains_well(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The example reaches 95% held-out accuracy and prints a line about bounds per layer."""
+    """The example reaches 95% held-out accuracy with one gradient a step."""
     example = Path(__file__).parent.parent / "examples" / "quickstart.py"
     assert len(example.read_text().splitlines()) <= 40
     with torch.random.fork_rng():
@@ -77,4 +81,4 @@ def test_the_quickstart_trains_well_and_reports_its_bounds(
     out = capsys.readouterr().out
     accuracy = float(out.split("step 400")[1].split("accuracy ")[1].split("%")[0])
     assert accuracy > 95
-    assert out.count("at the upper bound") == 3
+    assert out.endswith("400 gradients\n")

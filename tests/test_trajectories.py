@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from aliceopt import Alice
 from aliceopt.signs import block_signs, sign_key
+from paper import paper_alice
 from reference import Arrays, ReferenceAlice
 
 STEPS = 60
@@ -88,7 +88,7 @@ class Twins:
         options = {"betas": (0.9, 0.99), **options}
         self.model = network()
         self.params = list(self.model.parameters())
-        self.alice = Alice(self.params, seed=SEED, **options)
+        self.alice = paper_alice(self.params, seed=SEED, **options)
         self.reference = ReferenceAlice([p.detach().numpy() for p in self.params], **options)
         self.door, self.tamper = door, tamper
         self.steps = 0
@@ -278,7 +278,7 @@ def test_beta2_and_cadence_may_change() -> None:
 def test_default_options_agree() -> None:
     """Neither has other defaults than its twin: eps, betas, radius, fractions, cadence, terms."""
     twins = Twins(lr=0.01, betas=(0.9, 0.999))
-    plain = Alice([nn.Parameter(torch.zeros(2))])
+    plain = paper_alice([nn.Parameter(torch.zeros(2))])
     names = ("lr", "betas", "eps", "limit", "hessian", "glass", "quick_steps", "weight_decay")
     for name in (*names, "lr_min", "probe_radius", "step_fraction", "lookahead", "maximize"):
         assert plain.param_groups[0][name] == getattr(twins.reference, name), name
@@ -302,7 +302,7 @@ def test_both_doors_give_the_same_bits(limit: str, hessian: str) -> None:
 
 
 BAD_VALUES: dict[tuple[int, int], list[tuple[int, int, float]]] = {
-    # (step, call): (parameter, coordinate, value). Even steps are full, with the center last.
+    # (step, call): (parameter, coordinate, value). Even steps measure, with the center last.
     (0, 2): [(0, 3, math.nan)],
     (2, 0): [(1, 2, math.inf), (2, 5, math.nan)],
     (4, 1): [(0, 3, -math.inf), (3, 1, math.nan)],
@@ -339,7 +339,7 @@ def test_non_finite_coordinates_stay_as_they_are(
 
 
 MISSING: dict[tuple[int, int], list[int]] = {
-    # (step, call): parameters without gradient. Even steps are full, with the center last.
+    # (step, call): parameters without gradient. Even steps measure, with the center last.
     (0, 2): [1],
     (1, 0): [1],
     (2, 0): [0],

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from aliceopt import Alice
 from contract_cases import memory, same
+from paper import paper_alice
 
 BATCH = 8
 Batch = tuple[Tensor, Tensor]
@@ -48,7 +49,7 @@ def loader(batches: int, size: int = BATCH) -> DataLoader:
 
 def alice(model: nn.Module, **options: Any) -> Alice:
     """The optimizer of all comparisons: every other step measures."""
-    return Alice(model.named_parameters(), model=model, **{**OPTIONS, **options})
+    return paper_alice(model.named_parameters(), model=model, **{**OPTIONS, **options})
 
 
 def seed(step: int) -> None:

@@ -3,7 +3,8 @@
 from . import theory
 from .alice import Alice
 from .capture import CapturedStep, capture
+from .options import PAPER
 
-__all__ = ["Alice", "CapturedStep", "capture", "theory"]
+__all__ = ["PAPER", "Alice", "CapturedStep", "capture", "theory"]
 
 __version__ = "0.1.0"

@@ -35,24 +35,28 @@ __all__ = ["Alice"]
 class Alice(Driving):
     """Diagonal quasi-Newton optimizer for the curvature of expectation.
 
-    One step evaluates the gradient at the probe center nu and, every ``quick_steps + 1`` steps,
-    at two points ``nu +- probe_radius t`` beside it. The differences give a Hessian diagonal
-    ``h`` and a glass density ``rho`` averaged over that length. The step is ``|g| / hbar`` long,
-    with Theorem 5's ``hbar`` for both, clamped between ``lr_min`` and ``lr`` times a unit.
+    By default AdamW that looks ahead: a step's gradient is taken at the probe center nu, half a
+    step beyond the position mu. Put it in AdamW's place, with its learning rate and ``model=``::
 
-    After a step the parameters hold the position mu: there is no mode to switch for validation or
-    checkpoints.
+        optimizer = Alice(model.parameters(), lr=1e-3, model=model)
+        loss_fn(model(x), y).backward()       # at nu
+        optimizer.step()
 
-    Drive it with a closure, with a loop, or, for quick steps only, with a plain backward::
+    After a step the parameters hold mu: there is no mode to switch for validation or checkpoints.
+
+    With ``glass`` or ``hessian`` every ``quick_steps + 1``-th step also evaluates the gradient at
+    two points ``nu +- probe_radius t``. The differences give a Hessian diagonal ``h`` and a glass
+    density ``rho`` averaged over that length. The step is ``|g| / hbar`` long, with Theorem 5's
+    ``hbar`` for both, clamped between ``lr_min`` and ``lr`` times a unit. Such steps need a
+    closure, or a loop::
 
         loss = optimizer.step(closure)        # closure: forward and backward
 
-        for _ in optimizer.evaluations():     # 3 rounds on a full step, 1 on a quick one
+        for _ in optimizer.evaluations():     # 3 rounds on a measuring step, 1 on a quick one
             loss_fn(model(x), y).backward()
         optimizer.step()
 
-        loss_fn(model(x), y).backward()       # at nu, if model was given
-        optimizer.step()
+    ``Alice(params, **aliceopt.PAPER)`` has the settings of the paper.
 
     Args:
         params: parameters, named parameters or groups, as for any torch optimizer.
@@ -62,7 +66,8 @@ class Alice(Driving):
         betas: memory of the gradient, and of its square and the topography, in steps.
         eps: added to denominators.
         step_fraction: phi, how much of it the position takes; None: ``(1 - beta1) lookahead``.
-        lookahead: omega, how much of the step the next probe center takes.
+        lookahead: omega, how much of it the next probe center takes; at ``step_fraction`` gradients
+            are taken at the position.
         limit: what the bounds multiply: "adam" (``|g|/sqrt(s)``), "fixed" (1) or "sgd" (``|g|``).
         hessian: "none", "abs", "rms" or "signed", the estimator of the Hessian diagonal.
         glass: whether glass density counts.
@@ -79,19 +84,19 @@ class Alice(Driving):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-2,
+        lr: float | Tensor = 1e-3,
         *,
         lr_min: float = 0.0,
         probe_radius: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        step_fraction: float | None = None,
-        lookahead: float = 1.0,
+        step_fraction: float | None = 1.0,
+        lookahead: float = 1.5,
         limit: str = "adam",
-        hessian: str = "abs",
-        glass: bool = True,
+        hessian: str = "none",
+        glass: bool = False,
         quick_steps: int = 3,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0.01,
         max_grad_norm: float | None = None,
         maximize: bool = False,
         seed: int = 0,
@@ -202,6 +207,8 @@ class Alice(Driving):
         if "model" in state:  # unpickled or copied, not loaded
             self.watch, self.looking_ahead = Watch(self.model), LookAhead(self, self.model)
         for group in self.param_groups:
+            if "full_count" in group:  # its name in old checkpoints
+                group["measuring_count"] = group.pop("full_count")
             for name in OPTIONS:
                 group.setdefault(name, self.defaults[name])
         self._spend(self._params())

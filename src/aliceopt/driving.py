@@ -24,6 +24,7 @@ from .options import (
     is_due,
     prepare_gradients_,
     probe_radius,
+    step_fraction,
 )
 from .probe import Probe, Spent, given
 from .scaling import check_scaler, poison_center_, refuse_scaled, unscale_
@@ -61,14 +62,14 @@ class Driving(Optimizer):
 
     @property
     def gradient_evaluations(self) -> int:
-        """Gradients evaluated by the steps taken so far: three a full step, one a quick one."""
+        """Gradients evaluated by the steps taken so far: three if it measured, one if quick."""
         counts = self._itself().param_groups[0]
-        return int(3 * counts["full_count"] + counts["quick_count"])
+        return int(3 * counts["measuring_count"] + counts["quick_count"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step and return the closure's value at the probe center, or None.
 
-        With ``closure``: evaluates it three times on a full step, once on a quick one, with
+        With ``closure``: evaluates it three times on a measuring step, once on a quick one, with
         gradients zeroed. Without: uses what a loop over `evaluations` collected; or, after a
         plain backward, takes a quick step from the gradient at hand. That was taken at nu if
         ``model`` was given (or `look_ahead` called), otherwise at the position itself.
@@ -145,10 +146,10 @@ class Driving(Optimizer):
     def _rounds(self, scaler: Any, *, settle: bool) -> Generator[int, None, None]:
         self._take_over()
         self._held = self._unspent()
-        sites, full, draw = self._begin()
+        sites, measuring, draw = self._begin()
         trained = [site for site in sites if site.param.requires_grad]
-        probe = self._probe = Probe(trained, draw, full, self._backends, self.model, scaler)
-        probe.watch = self.watch.start() if full else None
+        probe = self._probe = Probe(trained, draw, measuring, self._backends, self.model, scaler)
+        probe.watch = self.watch.start() if measuring else None
         found = False
         try:
             for i, name in enumerate(probe.rounds):
@@ -230,13 +231,24 @@ class Driving(Optimizer):
         return [param for group in self.param_groups for param in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients, also those of the last full step's probes that are still held."""
+        """Clear all gradients, also those of the last step's probes that are still held."""
         super().zero_grad(set_to_none)
         self._itself()._held.clear()  # by a closure: those who zero gradients know
         for site in self.sites if self._itself()._probe is None else ():
             site.plus = site.minus = None
 
-    def _full_due(self) -> bool:
+    @property
+    def _steps(self) -> int:
+        return int(self._shared("measuring_count") + self._shared("quick_count"))
+
+    def _misses_nu(self) -> bool:
+        """Whether looking ahead is all there is to it, and gradients at mu do not."""
+        groups = self.param_groups
+        return not any(map(has_curvature, groups)) and any(
+            step_fraction(group) != group["lookahead"] for group in groups
+        )
+
+    def _measuring_due(self) -> bool:
         return is_due(self.param_groups[0]) and any(map(has_curvature, self.param_groups))
 
     def _begin(self) -> tuple[Sites, bool, Draw]:
@@ -246,11 +258,10 @@ class Driving(Optimizer):
         """
         self._checked = check_groups(self.param_groups, self._checked)
         radii = {id(group): probe_radius(group) for group in self.param_groups}
-        full = self._full_due() and any(radius > 0 for radius in radii.values())
+        measuring = self._measuring_due() and any(radius > 0 for radius in radii.values())
         self._bind()
-        self.sites.begin(radii if full else {})
-        steps = self._shared("full_count") + self._shared("quick_count")
-        return self.sites, full, Draw(self._shared("seed"), steps)
+        self.sites.begin(radii if measuring else {})
+        return self.sites, measuring, Draw(self._shared("seed"), self._steps)
 
     def _bind(self) -> None:
         """Follow whatever was replaced, also since a loop whose step is yet to come."""
@@ -312,7 +323,7 @@ class Driving(Optimizer):
                 self.sites.touch()
                 unscale_(probe.sites, loss_scale)
             updating = [site for site in probe.sites if site.param.grad is not None]
-            rates = self.sites.rates(updating, measuring=probe.full)
+            rates = self.sites.rates(updating, measuring=probe.measuring)
             probe.update(updating, rates, self._shared("max_grad_norm"))
         except BaseException:
             probe.cancel()
@@ -320,17 +331,19 @@ class Driving(Optimizer):
             self._spend(self._params())
             raise
         self._probe = None
-        self._commit(updating, rates, full=probe.full)
+        self._commit(updating, rates, measuring=probe.measuring)
 
     def _plain_probe(self) -> Probe:
         """After a plain backward: the gradients at hand were taken at nu, without model at mu."""
         prepare_gradients_(self._params())
         sites, _, _ = self._begin()
         wanted = any(group["lr"] > 0 and probe_radius(group) > 0 for group in self.param_groups)
-        if wanted and self._shared("full_count") == 0:
-            self._say("never full")
+        if wanted and self._shared("measuring_count") == 0:
+            self._say("never measured")
         sites.begin({})
         ahead = self._probe
+        if ahead is None and self.model is None and self._steps > 0 and self._misses_nu():
+            self._say("never ahead")
         if ahead is not None and ahead.is_edited:
             ahead.settle()
         there = [site for site in sites if site.param.grad is not None]
@@ -340,16 +353,15 @@ class Driving(Optimizer):
         model, backends = self.model, self._backends
         return Probe(there, Draw(0, 0), False, backends, model, plain=True, at_rest=resting)
 
-    def _commit(self, updated: Sequence[Site], rates: Sequence[Rates], *, full: bool) -> None:
+    def _commit(self, updated: Sequence[Site], rates: Sequence[Rates], *, measuring: bool) -> None:
         """Count a step that these sites were updated by."""
-        missed = self._full_due() and not full
-        step = self._shared("full_count") + self._shared("quick_count") + 1
-        overdue = self.sites.count_(updated, rates, self.state, step)
-        counts = advanced(self.param_groups[0], full=full, missed=missed, overdue=overdue)
+        missed = self._measuring_due() and not measuring
+        overdue = self.sites.count_(updated, rates, self.state, self._steps + 1)
+        counts = advanced(self.param_groups[0], measuring=measuring, missed=missed, overdue=overdue)
         for group in self.param_groups:
             group.update(counts)
         self._spend([site.param for site in updated])
-        if full:
+        if measuring:
             self.watch.forget()
         if self.looking_ahead.rival is not None:
             self.looking_ahead.claim()

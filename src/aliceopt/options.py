@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .topography import Rates
 __all__ = [
     "COUNTS",
     "OPTIONS",
+    "PAPER",
     "SHARED",
     "advanced",
     "check_added",
@@ -37,8 +39,8 @@ __all__ = [
     "step_fraction",
 ]
 
-COUNTS = ("cadence", "full_count", "quick_count", "owed_from", "owed_until")
-"""Steps in the cycle, full and quick steps taken, and the steps in which what is owed is paid."""
+COUNTS = ("cadence", "measuring_count", "quick_count", "owed_from", "owed_until")
+"""Steps in the cycle, measuring and quick steps taken, and when what is owed is paid."""
 
 SHARED = ("quick_steps", "seed", "max_grad_norm", *COUNTS)
 """Per optimizer, not per group. Kept in every group, because that is what checkpoints carry."""
@@ -59,6 +61,24 @@ OPTIONS = (
     *SHARED,
 )
 """What a group holds of Alice's, in the order of the constructor."""
+
+PAPER: Mapping[str, Any] = MappingProxyType(
+    {
+        "lr": 1e-2,
+        "lr_min": 0.0,
+        "probe_radius": None,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "step_fraction": None,
+        "lookahead": 1.0,
+        "limit": "adam",
+        "hessian": "abs",
+        "glass": True,
+        "quick_steps": 3,
+        "weight_decay": 0.0,
+    }
+)
+"""The settings of "Curvature in the Looking-Glass": ``Alice(params, **PAPER)``."""
 
 _EDITABLE = OPTIONS[: -len(COUNTS)]
 """All but the counts."""
@@ -108,30 +128,30 @@ def is_due(shared: dict[str, Any]) -> bool:
     longer than ``quick_steps`` of its own updates is owed a measurement: one step more measures,
     as far ahead as its last use lies back.
     """
-    step = shared["full_count"] + shared["quick_count"] + 1
+    step = shared["measuring_count"] + shared["quick_count"] + 1
     owed = shared["owed_from"] <= step <= shared["owed_until"]
     return bool(owed or shared["cadence"] % (shared["quick_steps"] + 1) == 0)
 
 
 def advanced(
-    shared: dict[str, Any], *, full: bool, missed: bool, overdue: int | None
+    shared: dict[str, Any], *, measuring: bool, missed: bool, overdue: int | None
 ) -> dict[str, int]:
     """The counts after a step.
 
     ``missed``: it was due to measure and could not. ``overdue``: None, unless among those updated
-    were some that had waited too long to be measured; they were if the step is ``full``, and are
-    likely to be used again after so many steps, 0 for the first or the second from now.
+    were some that had waited too long to be measured; a ``measuring`` step has paid that, and else
+    they are likely to be used again after so many steps, 0 for the first or the second from now.
     """
-    step = shared["full_count"] + shared["quick_count"] + 1
+    step = shared["measuring_count"] + shared["quick_count"] + 1
     owed = shared["owed_from"], shared["owed_until"]
-    if overdue is not None and full:
+    if overdue is not None and measuring:
         owed = 0, 0
     elif overdue is not None and owed[1] <= step:  # one debt at a time
         owed = (step + overdue, step + overdue) if overdue else (step + 1, step + 2)
     return {
         "cadence": shared["cadence"] + (not missed),  # what could not be taken stays due
-        "full_count": shared["full_count"] + full,
-        "quick_count": shared["quick_count"] + (not full),
+        "measuring_count": shared["measuring_count"] + measuring,
+        "quick_count": shared["quick_count"] + (not measuring),
         "owed_from": owed[0],
         "owed_until": owed[1],
     }

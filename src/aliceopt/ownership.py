@@ -1,6 +1,6 @@
 """Whose memory a gradient is: keeping it without a copy, where nobody else can get at it.
 
-A full step keeps the gradients of its two sides while others are evaluated. Autograd allocates
+A measuring step keeps the gradients of its two sides while others are evaluated. Autograd allocates
 fresh memory for each, so mostly the tensor itself can be kept. But ``.grad`` may also be a view of
 a DDP bucket, a buffer that the closure fills again, a tensor that a hook has stashed away, or
 memory that numpy owns; then the next evaluation might overwrite what was kept.

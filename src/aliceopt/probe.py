@@ -130,7 +130,7 @@ class Probe:
 
     sites: list[Site]
     draw: Draw
-    full: bool
+    measuring: bool
     backends: Backends
     model: nn.Module | None = None
     scaler: Any = None
@@ -163,7 +163,7 @@ class Probe:
             self.random = RandomState(devices)
         self._random = self.random
         self._buffers = BufferGuard(self.model)
-        if self.full and self.model is not None:
+        if self.measuring and self.model is not None:
             mine = {id(site.param) for site in self.sites}
             self._others = [p for p in self.model.parameters() if id(p) not in mine]
 
@@ -177,7 +177,7 @@ class Probe:
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The evaluations of this step, in order."""
-        return ("plus", "minus", "center") if self.full else ("center",)
+        return ("plus", "minus", "center") if self.measuring else ("center",)
 
     @torch.no_grad()
     def begin(self, round_name: Round) -> None:
@@ -273,7 +273,7 @@ class Probe:
 
     def finish(self, *, watching: bool = True) -> None:
         """All evaluations are done; from here on the center's gradients should stay as they are."""
-        self._center = self._center_marks() if self.full and watching else []
+        self._center = self._center_marks() if self.measuring and watching else []
         self.finished = True
         if self.watch is not None:
             self.watch.finish()

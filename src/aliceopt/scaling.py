@@ -75,7 +75,7 @@ def refuse_scaled(optimizer: Optimizer, message: str) -> NoReturn:
 
 def check_scaler(optimizer: Optimizer, probe: Probe | None, *, scaled: bool) -> None:
     """All gradients of a step must have met the same GradScaler, or none."""
-    if scaled and probe is not None and probe.full and probe.scaler is None:
+    if scaled and probe is not None and probe.measuring and probe.scaler is None:
         refuse_scaled(
             optimizer,
             "the loop ran without its scaler, so the probes' gradients are still scaled: "

@@ -56,7 +56,7 @@ class Summary:
 class Telemetry:
     """One report. ``blocks`` is empty when parameter names are not known."""
 
-    full_steps: int
+    measuring_steps: int
     quick_steps: int
     gradient_evaluations: int
     groups: list[Summary]
@@ -94,7 +94,7 @@ def measure(
     pairs = list(zip(keys, _fetch(sums), strict=True))
     found = dict.fromkeys(block for _, block in keys if block is not None)
     return Telemetry(
-        full_steps=groups[0]["full_count"],
+        measuring_steps=groups[0]["measuring_count"],
         quick_steps=groups[0]["quick_count"],
         gradient_evaluations=optimizer.gradient_evaluations,
         groups=[_summary(row for (g, _), row in pairs if g == i) for i in range(len(groups))],

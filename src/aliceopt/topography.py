@@ -28,7 +28,7 @@ class Averages(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What one step evaluated: at the probe center, and on a full step on either side of it.
+    """What one step evaluated: at the probe center, and on a measuring step on either side of it.
 
     ``radius`` is the probe's distance in every coordinate: one number, or a tensor where low
     precision rounded the displacement. ``signs`` are the Rademacher directions, needed only for
@@ -76,17 +76,17 @@ class Rates:
 
 
 def updated(old: Averages, grads: Gradients, rates: Rates) -> Averages:
-    """The averages after one evaluation, full (both sides given) or quick (center alone).
+    """The averages after one evaluation, measuring (both sides given) or quick (center alone).
 
     g   <- b1 g + (1-b1) g0            s <- b2 s + (1-b2) g0^2
     h   <- bt h + (1-bt) x             x: `hess_sample`
     rho <- bt rho + (1-bt) (2/lambda) ((g+ + g-)/2 - g0)^2
     """
-    g0, full = grads.center, grads.plus is not None
+    g0, measuring = grads.center, grads.plus is not None
     glass_density, hess = old.glass_density, old.hess
-    if full and glass_density is not None:
+    if measuring and glass_density is not None:
         glass_density = _average(glass_density, glass_sample(grads), rates.beta_topo)
-    if full and hess is not None:
+    if measuring and hess is not None:
         hess = _average(hess, hess_sample(grads, rates.hessian), rates.beta_topo)
     return Averages(
         grad_avg=_average(old.grad_avg, g0, rates.beta1),

@@ -57,13 +57,13 @@ def test_quick_and_full_rows_take_only_such_steps() -> None:
     """After its setup the quick row never measures, and the full row always does."""
     workload = Workload(shapes.tiny(), torch.float32, CPU)
     rows = {c.name: c for c in contenders(torch.float32, "eager", torch.device("cpu"))}
-    for name, expected in (("alice_quick", (1, 3)), ("alice_full", (4, 0))):
+    for name, expected in (("alice_quick", (1, 3)), ("alice_measuring", (4, 0))):
         running = rows[name].make(workload, False)
         for _ in range(3):
             running.step()
         assert isinstance(running.optimizer, Alice)
         report_ = running.optimizer.telemetry()
-        assert (report_.full_steps, report_.quick_steps) == expected
+        assert (report_.measuring_steps, report_.quick_steps) == expected
         assert min(report_.groups[0].hess, report_.groups[0].glass_density) > 0
 
 
@@ -132,7 +132,9 @@ def test_step_runs_through_to_table_and_json(
         assert name == "copy" or row["first_use_s"] > 0
     master = 4 if dtype == "bfloat16" else 0
     assert rows["alice_quick"]["state_bytes_per_param"] == pytest.approx(20 + master, abs=0.1)
-    assert rows["alice_full"]["extra_bytes_per_param"] == 4 + 2 * getattr(torch, dtype).itemsize
+    assert (
+        rows["alice_measuring"]["extra_bytes_per_param"] == 4 + 2 * getattr(torch, dtype).itemsize
+    )
     assert {"date", "device", "torch", "triton", "model", "dtype"} <= set(found["header"])
     last = capsys.readouterr().out.splitlines()[-6:]
     assert [line.split("  ")[0] for line in last] == [row["label"] for row in found["rows"]]
@@ -180,7 +182,7 @@ def test_a_failing_row_is_reported_not_raised(
     args = ["--device", "cpu", "--model", "tiny", "--implementation", "eager", "--repeats", "1"]
     assert step.main([*args, "--json", str(path)]) == 1
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
-    assert "no such thing" in rows["alice_full"]["note"]
+    assert "no such thing" in rows["alice_measuring"]["note"]
     assert rows["adamw_fused"]["eager"] is not None
     assert "no such thing" in capsys.readouterr().out
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
-
 pytest.importorskip("triton")
 if torch.cuda.is_available():
     pytest.skip("captured steps proper are tested there", allow_module_level=True)
 from aliceopt.kernels import backend
 from aliceopt.kernels.table import Row
 from capture_cases import ReplayedStep, Run, assert_equal
+from paper import paper_alice
 
 # numpy, in the interpreter, warns of what a GPU does silently and the kernels then mask.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -84,14 +83,14 @@ def test_a_loss_comes_without_its_graph() -> None:
 def test_what_no_kernel_can_describe_is_refused(param: Tensor) -> None:
     """The numbers of an eager update would be recorded for good."""
     leaf = nn.Parameter(param)
-    optimizer = Alice([leaf], implementation="triton")
+    optimizer = paper_alice([leaf], implementation="triton")
     with pytest.raises(ValueError, match=r"capture needs dense parameters .* strides \("):
         ReplayedStep(optimizer, lambda: (leaf**2).sum().backward())
 
 
 def test_a_state_in_another_layout_is_refused() -> None:
     param = nn.Parameter(torch.randn(3, 4).t())
-    optimizer = Alice([param], implementation="triton", hessian="none", glass=False)
+    optimizer = paper_alice([param], implementation="triton", hessian="none", glass=False)
     optimizer.step(lambda: (param**2).sum().backward())
     entries = optimizer.state[param]
     entries["probe_center"] = entries["probe_center"].contiguous()
@@ -100,14 +99,16 @@ def test_a_state_in_another_layout_is_refused() -> None:
 
 
 def test_an_optimizer_that_trains_nothing_is_refused() -> None:
-    optimizer = Alice([nn.Parameter(torch.randn(3), requires_grad=False)], implementation="triton")
+    optimizer = paper_alice(
+        [nn.Parameter(torch.randn(3), requires_grad=False)], implementation="triton"
+    )
     with pytest.raises(ValueError, match="a parameter that requires gradients, got none"):
         ReplayedStep(optimizer, lambda: None)
 
 
 def test_a_sparse_gradient_is_refused() -> None:
     layer = nn.Embedding(5, 3, sparse=True)
-    optimizer = Alice(layer.parameters(), implementation="triton")
+    optimizer = paper_alice(layer.parameters(), implementation="triton")
     with pytest.raises(RuntimeError, match="dense gradients"):
         ReplayedStep(optimizer, lambda: layer(torch.tensor([1, 2])).sum().backward())
     assert layer.weight.grad is None
@@ -132,7 +133,7 @@ def test_a_launch_finds_in_its_table_what_was_true_when_it_was_recorded(
 
     original = backend.conformed
     monkeypatch.setattr(backend, "conformed", conformed)
-    optimizer = Alice(
+    optimizer = paper_alice(
         [param], implementation="triton", max_grad_norm=1.0, hessian="none", glass=False
     )
     step = ReplayedStep(optimizer, closure)

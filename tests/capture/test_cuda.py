@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import aliceopt
-from aliceopt import Alice
 from cuda_cases import Run, assert_equal, batches
+from paper import paper_alice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,7 +117,7 @@ def test_what_cannot_be_pointed_is_replayed_to_the_bit(
     ends = []
     for captured in (False, True):
         model = Odd()
-        optimizer = Alice(
+        optimizer = paper_alice(
             model.parameters(),
             quick_steps=quick_steps,
             max_grad_norm=max_grad_norm,
@@ -155,7 +155,7 @@ def test_parameters_that_others_train_get_their_gradients() -> None:
         run = Run(captured=False)
         head = list(run.model[7].parameters())  # type: ignore[index]
         mine = [p for p in run.model.parameters() if not any(p is h for h in head)]
-        run.optimizer = Alice(mine, lr=0.01, quick_steps=1, model=run.model)
+        run.optimizer = paper_alice(mine, lr=0.01, quick_steps=1, model=run.model)
         other = torch.optim.SGD(head, lr=0.01)
         run.step = run.capture() if captured else None
         torch.cuda.manual_seed(7)

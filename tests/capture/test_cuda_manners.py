@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import aliceopt
-from aliceopt import Alice
 from aliceopt.capture.graphs import GraphRandom
 from cuda_cases import Run, assert_equal, batches
+from paper import paper_alice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,7 +107,7 @@ def test_a_closure_that_raises_while_captured_leaves_no_trace() -> None:
 def test_twenty_steps_never_wait_for_the_device(
     captured: bool, max_grad_norm: float | None, quick_steps: int
 ) -> None:
-    """Quick and full, clipped or not, under sync debug mode "error", after one cycle of steps."""
+    """Quick and measuring, clipped or not, in sync debug mode "error", after one cycle of steps."""
     run = Run(captured, max_grad_norm=max_grad_norm, quick_steps=quick_steps)
     x, y = (t[0] for t in batches(1))
     for _ in range(quick_steps + 2):
@@ -138,6 +138,6 @@ def test_wrong_inputs_are_refused_by_number_and_shape() -> None:
 
 
 def test_an_implementation_without_kernels_is_refused() -> None:
-    optimizer = Alice([nn.Parameter(torch.zeros(3, device="cuda"))], implementation="eager")
+    optimizer = paper_alice([nn.Parameter(torch.zeros(3, device="cuda"))], implementation="eager")
     with pytest.raises(ValueError, match="implementation 'auto' or 'triton', got 'eager'"):
         aliceopt.capture(optimizer, lambda: None)

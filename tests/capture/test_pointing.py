@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from aliceopt.displacement import displaced
 from aliceopt.site import Draw, Site, signs_of
 from interrupts import codes_of, interrupted
@@ -17,6 +16,7 @@ pytest.importorskip("triton")
 from aliceopt.capture.pointing import PointingBackend, is_swappable
 from aliceopt.kernels.triton_launch import TritonKernels
 from capture_cases import Idle
+from paper import paper_alice
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -40,7 +40,7 @@ class Run:
         self.params = parameters()
         groups = [{"params": self.params[:4]}, {"params": self.params[4:], "lr": 0.03}]
         given = {"lr": 0.01, "quick_steps": 1, "seed": 11, **options}
-        self.optimizer = Alice(groups, implementation="triton", **given)
+        self.optimizer = paper_alice(groups, implementation="triton", **given)
         self.optimizer.step(self.closure)
         if pointed:
             self.backend = PointingBackend(TritonKernels(), list(self.optimizer.sites))
@@ -96,7 +96,7 @@ def test_the_sides_are_where_the_oracle_has_them() -> None:
 def test_a_coordinate_left_alone_is_probed_where_it_stayed() -> None:
     """Its old nu, not the one that was refused, is displaced in the next step."""
     param = nn.Parameter(torch.linspace(-1, 1, 1500, device=DEVICE))
-    optimizer = Alice([param], implementation="triton", quick_steps=0, lr=0.01)
+    optimizer = paper_alice([param], implementation="triton", quick_steps=0, lr=0.01)
     optimizer.step(lambda: (param**2).sum().backward())
     backend = PointingBackend(TritonKernels(), list(optimizer.sites))
     optimizer._backends.serve(backend, param.device)
@@ -145,7 +145,7 @@ def test_a_group_without_curvature_terms_needs_no_sides() -> None:
     """It points at nu in all evaluations of a measuring step."""
     params = [nn.Parameter(torch.randn(6, device=DEVICE)) for _ in range(2)]
     groups = [{"params": params[:1]}, {"params": params[1:], "glass": False, "hessian": "none"}]
-    optimizer = Alice(groups, implementation="triton", quick_steps=0)
+    optimizer = paper_alice(groups, implementation="triton", quick_steps=0)
 
     def closure() -> None:
         sum((p**2).sum() for p in params).backward()  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ def test_an_interrupt_anywhere_leaves_every_parameter_at_home() -> None:
     """
     tensors = [torch.randn(n, device=DEVICE) for n in (3, 4, 8)]
     params = [nn.Parameter(tensor[:4]) for tensor in tensors]  # the last one is a part
-    optimizer = Alice(params, implementation="triton", quick_steps=0)
+    optimizer = paper_alice(params, implementation="triton", quick_steps=0)
 
     def closure() -> None:
         for p in params:

@@ -15,6 +15,7 @@ from aliceopt.kernels import MultiTensorBackend
 from aliceopt.kernels.table import Row
 from aliceopt.kernels.triton_launch import TritonKernels
 from aliceopt.site import Draw, Site
+from paper import paper_alice
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -22,7 +23,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def trained(missing: int | None = None) -> Alice:
     """Three parameters after two steps, one of which gave one of them no gradient."""
     params = [nn.Parameter(torch.ones(n, device=DEVICE)) for n in (3, 4, 5)]
-    optimizer = Alice(params, lr=0.1, quick_steps=0, implementation="eager")
+    optimizer = paper_alice(params, lr=0.1, quick_steps=0, implementation="eager")
     for step in range(2):
 
         def closure(step: int = step) -> None:
@@ -63,8 +64,8 @@ def staged(recording: Recording, optimizer: Alice, draw: Draw) -> np.ndarray:
 def test_every_column_has_the_numbers_of_its_own_parameter() -> None:
     """One is a step behind the others, and one has another radius."""
     optimizer = trained(missing=1)
-    sites, full, _ = optimizer._begin()
-    assert full
+    sites, measuring, _ = optimizer._begin()
+    assert measuring
     sites[2].radius = 0.125
     found = staged(recording_of(optimizer, 1), optimizer, Draw(2**63 - 1, 7))[0]
     numbers = found.view(np.float64)
@@ -104,7 +105,7 @@ def test_places_are_given_out_in_turn_and_no_others() -> None:
     """Chunks, other shapes, or one table too many cannot be captured: nothing may be sent now."""
     device = torch.device("cpu")
     tables = Tables(2, (3, Row.ROWS), device)
-    array = np.full((3, Row.ROWS), 5)
+    array = np.measuring((3, Row.ROWS), 5)
     places = [tables.send(array * i, device) for i in (1, 2)]
     assert [p.data_ptr() for p in places] == [t.data_ptr() for t in tables.there]
     assert tables.host[:, 0, 0].tolist() == [5, 10]

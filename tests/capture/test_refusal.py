@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 import aliceopt
-from aliceopt import Alice
 
 
 def test_capture_on_the_cpu_is_refused() -> None:
     """The error names the devices found."""
-    optimizer = Alice([nn.Parameter(torch.zeros(3))])
+    optimizer = aliceopt.Alice([nn.Parameter(torch.zeros(3))])
     with pytest.raises(ValueError, match=r"one CUDA device, got .*cpu"):
         aliceopt.capture(optimizer, lambda: None)
 

@@ -90,7 +90,7 @@ def test_replayed_and_uncaptured_runs_are_equal_to_the_bit(change: str) -> None:
 
 @pytest.mark.parametrize("change", ["an edited parameter", "clipping"])
 def test_what_cannot_be_pointed_is_replayed_to_the_bit(change: str) -> None:
-    """Low precision with its master copy and a part of a larger buffer, in full steps only."""
+    """Low precision with its master copy and a part of a larger buffer, in measuring steps only."""
     assert_alike(both(wide=True, quick_steps=0), 4, lambda run, i: intervene(run, change, i))
 
 
@@ -127,7 +127,7 @@ def test_a_group_that_stands_still_is_probed_at_its_center() -> None:
 
 
 def test_a_warm_up_from_zero_is_quick_until_there_is_a_radius() -> None:
-    """The full step that is due stays due, captured or not."""
+    """The measuring step that is due stays due, captured or not."""
 
     def before(run: Run, i: int) -> None:
         for group in run.optimizer.param_groups:

@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # pytest reads this file without
 
 from dist_worker import batch, gathered_state, network, parameters, sharded
 
+from paper import paper_alice
+
 SAVED, STEPS = 3, 8
 OPTIONS = {"plain": StateDictOptions(), "flat": StateDictOptions(flatten_optimizer_state_dict=True)}
 
@@ -60,7 +62,7 @@ def begun(world: int) -> tuple[Any, Alice]:
     """A model, in shards if there are several processes, and its optimizer."""
     model = network(torch.float32)
     model = sharded(model) if world > 1 else model
-    return model, Alice(model.parameters(), 0.05, model=model, quick_steps=1)
+    return model, paper_alice(model.parameters(), 0.05, model=model, quick_steps=1)
 
 
 def advance(model: Any, optimizer: Alice, steps: range) -> None:
@@ -72,7 +74,7 @@ def advance(model: Any, optimizer: Alice, steps: range) -> None:
 
 def outcome(optimizer: Alice) -> dict[str, Any]:
     """All that a run comes to."""
-    counts = ("cadence", "full_count", "quick_count")
+    counts = ("cadence", "measuring_count", "quick_count")
     return {
         "parameters": parameters(optimizer),
         "state": gathered_state(optimizer),

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aliceopt import Alice
 from aliceopt.integrations.window import Window
+from paper import paper_alice
 
 Result = dict[str, Any]
 WORLD = 2
@@ -98,7 +99,7 @@ def wrapped(run: Run) -> nn.Module:
 
 def alice(model: nn.Module, **options: Any) -> Alice:
     """Full and quick steps by turns."""
-    return Alice(model.parameters(), 0.05, model=model, quick_steps=1, **options)
+    return paper_alice(model.parameters(), 0.05, model=model, quick_steps=1, **options)
 
 
 def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from aliceopt import Alice
 from aliceopt.signs import block_signs, sign_key
 from aliceopt.site import Draw, Site, signs_of
+from paper import paper_alice
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest reads this file without running it
 
@@ -176,7 +177,7 @@ def refusals() -> Result:
 
     def ask(name: str, params: Any, model: nn.Module | None) -> None:
         try:
-            Alice(params, model=model)
+            paper_alice(params, model=model)
             said[name] = None
         except ValueError as error:
             said[name] = str(error)
@@ -291,7 +292,7 @@ def plain_loop(run: Run) -> Result:
 
 
 def local_gradients() -> Result:
-    """One full step: its state, and each evaluation's gradient of this process's part alone."""
+    """One measuring step: its state, and each evaluation's gradient of this process's part."""
     model, alone = wrapped(FSDP), network(torch.float64)
     optimizer = alice(model)
     found = []
@@ -321,7 +322,7 @@ def overflow() -> Result:
             next(model.parameters()).grad.to_local()[0, 0] = torch.inf
     scaler.step(optimizer)
     scaler.update()
-    counts = [optimizer.param_groups[0][name] for name in ("full_count", "quick_count")]
+    counts = [optimizer.param_groups[0][name] for name in ("measuring_count", "quick_count")]
     moved = [bool((a != b).any()) for a, b in zip(parameters(optimizer), before, strict=True)]
     return {"counts": counts, "moved": moved, "scale": scaler.get_scale()}
 

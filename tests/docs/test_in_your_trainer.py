@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from aliceopt import Alice
+from paper import paper_alice
 from trainer_cases import loader, noisy_network
 
 PAGE = (Path(__file__).parents[2] / "docs" / "in_your_trainer.md").read_text()
@@ -23,7 +24,7 @@ LOOPS = re.findall(r"```python\n(.*?)```", OWN, flags=re.DOTALL)
 def names() -> dict[str, Any]:
     """What the lines for loops of one's own take for granted."""
     model = noisy_network()
-    optimizer = Alice(model.named_parameters(), model=model)
+    optimizer = paper_alice(model.named_parameters(), model=model)
     maker, critic = nn.Linear(64, 4), nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     x, y = next(iter(loader(1)))
     return {
@@ -75,7 +76,7 @@ def test_one_cycle_scales_the_step_through_beta1() -> None:
 
     def fractions(cycle: bool, **options: Any) -> list[float]:
         param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        optimizer = Alice([param], glass=False, hessian="none", **options)
+        optimizer = paper_alice([param], glass=False, hessian="none", **options)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, 1.0, total_steps=601, cycle_momentum=cycle
         )

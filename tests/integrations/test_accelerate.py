@@ -91,7 +91,7 @@ def test_training_equals_the_loop_by_hand(accumulate: int) -> None:
     run = Run(gradient_accumulation_steps=accumulate).train()
     assert run.optimizer.gradient_evaluations == 16 // accumulate
     assert_same(run.result, reference(accumulate=accumulate))
-    assert run.optimizer.telemetry().full_steps == 4 // accumulate
+    assert run.optimizer.telemetry().measuring_steps == 4 // accumulate
 
 
 def test_accumulation_equals_one_large_batch() -> None:

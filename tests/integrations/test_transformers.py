@@ -32,6 +32,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from aliceopt import Alice
 from aliceopt.integrations.transformers import AliceTrainer
+from paper import paper_alice
 
 QUICK = {"quick_steps": 1}
 pytestmark = [pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")]
@@ -114,7 +115,7 @@ def reference(net=noisy_network, *, accumulate: int = 1, autocast: bool = False,
     decaying = [(n, p) for n, p in named if not n.endswith("bias")]
     rest = [(n, p) for n, p in named if n.endswith("bias")]
     groups = [{"params": decaying}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = Alice(groups, model=model, **{**OPTIONS, **options})
+    optimizer = paper_alice(groups, model=model, **{**OPTIONS, **options})
     by_hand(model, optimizer, list(loader(8)), accumulate=accumulate, autocast=autocast)
     return model, optimizer
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from aliceopt.site import COUNTERS
 from cpu_cases import everything, needs_compiler
+from paper import paper_alice
 
 IMPLEMENTATIONS = [
     "eager",
@@ -62,7 +62,7 @@ class Run:
         if gaps:
             tensors.append(torch.randn(20)[::2])
         self.params = [nn.Parameter(t) for t in tensors]
-        self.optimizer = Alice(
+        self.optimizer = paper_alice(
             self.params,
             lr=0.01,
             quick_steps=1,
@@ -114,7 +114,7 @@ def failures(run: Callable[[], Run]) -> Iterator[tuple[Run, str]]:
         yield failed, asked[-1]
 
 
-STEPS = pytest.mark.parametrize("steps", [0, 1, 2], ids=["first", "quick", "full"])
+STEPS = pytest.mark.parametrize("steps", [0, 1, 2], ids=["first", "quick", "measuring"])
 
 
 @STEPS

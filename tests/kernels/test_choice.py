@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import aliceopt.kernels.choice as choice
 import aliceopt.kernels.native as native
-from aliceopt import Alice
 from aliceopt.kernels import Backends, EagerBackend, MultiTensorBackend
 from aliceopt.kernels.choice import IMPLEMENTATIONS, WORTH_A_WARNING, make
 from aliceopt.site import Site
 from cpu_cases import everything, needs_compiler, quadratic
+from paper import paper_alice
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -51,7 +51,7 @@ def native_works() -> bool:
 
 def run(implementation: str, size: int = 20) -> list[Tensor]:
     params = [nn.Parameter(torch.linspace(-1, 1, size))]
-    optimizer = Alice(params, lr=0.01, quick_steps=1, implementation=implementation)
+    optimizer = paper_alice(params, lr=0.01, quick_steps=1, implementation=implementation)
     for _ in range(3):
         optimizer.step(quadratic(params))
     return everything(optimizer)
@@ -109,7 +109,7 @@ def test_triton_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_implementation_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"implementation.*'auto', 'triton'.*'quick'"):
-        Alice([nn.Parameter(torch.ones(3))], implementation="quick")
+        paper_alice([nn.Parameter(torch.ones(3))], implementation="quick")
     assert IMPLEMENTATIONS == ("auto", "triton", "compiled", "eager")
 
 
@@ -129,7 +129,7 @@ def test_a_backend_is_made_once_for_a_device() -> None:
 def test_a_backend_handed_in_serves_from_the_first_step_on() -> None:
     """`serve` is the door for tests: what came through it stays when parameters are added."""
     params = [nn.Parameter(torch.linspace(-1, 1, 20)), nn.Parameter(torch.ones(3))]
-    optimizer = Alice(params[:1], quick_steps=1)
+    optimizer = paper_alice(params[:1], quick_steps=1)
     mine = EagerBackend()
     optimizer._backends.serve(mine)
     optimizer.step(quadratic(params[:1]))
@@ -142,7 +142,7 @@ def test_a_backend_handed_in_serves_from_the_first_step_on() -> None:
 def test_repr_says_what_was_picked() -> None:
     for implementation in ("auto", "eager"):
         param = nn.Parameter(torch.ones(3))
-        optimizer = Alice([param], hessian="none", glass=False, implementation=implementation)
+        optimizer = paper_alice([param], hessian="none", glass=False, implementation=implementation)
         assert f"# {implementation}" in repr(optimizer)
         param.grad = torch.ones(3)
         optimizer.step()

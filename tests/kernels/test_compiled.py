@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from aliceopt.kernels.backend import MultiTensorBackend
 from aliceopt.kernels.native import CpuKernels
 from aliceopt.sharding import Block
@@ -27,6 +26,7 @@ from cpu_cases import (
     needs_compiler,
     run,
 )
+from paper import paper_alice
 
 pytestmark = needs_compiler
 bits = pytest.mark.usefixtures("exact_roots")
@@ -79,7 +79,7 @@ def test_gradients_of_every_size_are_as_in_the_oracle(
         draws = torch.Generator().manual_seed(1)
         param = nn.Parameter(torch.randn(2001, generator=draws, dtype=dtype))
         given = {"lr": 0.01, "probe_radius": 1e-3, "quick_steps": 1, **options}
-        optimizer = Alice([param], implementation=name, **given)
+        optimizer = paper_alice([param], implementation=name, **given)
 
         def closure() -> None:
             mantissa = torch.rand(2001, generator=draws, dtype=torch.float64) * 2 - 1
@@ -101,7 +101,7 @@ def test_infinite_curvature_is_as_in_the_oracle() -> None:
 
     def drive(name: str) -> list[Tensor]:
         param = nn.Parameter(torch.zeros(200))
-        optimizer = Alice(
+        optimizer = paper_alice(
             [param], lr=1e-2, probe_radius=1e-6, quick_steps=0, glass=False, implementation=name
         )
         values = iter([1e34, -1e34, 0.0] * 2)

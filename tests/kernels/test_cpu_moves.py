@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from aliceopt.displacement import displaced
 from aliceopt.site import Draw, signs_of
 from cpu_cases import everything, needs_compiler
+from paper import paper_alice
 
 SIZES = (40000, 30)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -27,7 +27,7 @@ class Run:
     def __init__(self, implementation: str, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         self.params = [nn.Parameter(torch.randn(n).to(dtype)) for n in SIZES]
-        self.optimizer = Alice(
+        self.optimizer = paper_alice(
             self.params, lr=0.02, quick_steps=1, seed=5, implementation=implementation
         )
         self.seen: list[list[Tensor]] = []
@@ -80,7 +80,7 @@ def test_moves_count_in_the_version_of_a_parameter(implementation: str, dtype: t
 def test_evaluations_are_at_the_probe_center_and_beside_it(
     implementation: str, dtype: torch.dtype
 ) -> None:
-    """At nu + lambda t, nu - lambda t and nu in a full step, at nu in a quick one."""
+    """At nu + lambda t, nu - lambda t and nu in a measuring step, at nu in a quick one."""
     run = Run(implementation, dtype)
     for step in range(5):
         run.seen.clear()
@@ -103,7 +103,7 @@ def test_evaluations_are_at_the_probe_center_and_beside_it(
 def test_a_closure_that_raises_leaves_no_trace(
     implementation: str, dtype: torch.dtype, evaluation: int
 ) -> None:
-    """In a quick step and at each point of a full one: parameters and state to the bit."""
+    """In a quick step and at each point of a measuring one: parameters and state to the bit."""
     run = Run(implementation, dtype)
     quick = evaluation == 4
     for _ in range(1 if quick else 2):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from aliceopt.kernels.backend import MultiTensorBackend
 from aliceopt.kernels.native import CpuKernels
 from cpu_cases import DTYPES, assert_same, everything, needs_compiler, quadratic, run
+from paper import paper_alice
 
 pytestmark = needs_compiler
 bits = pytest.mark.usefixtures("exact_roots")
@@ -24,7 +24,7 @@ def test_loops_and_plain_backwards_are_as_in_the_oracle() -> None:
     def drive(name: str) -> list[Tensor]:
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(n)) for n in (3000, 20, 7)]
-        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        optimizer = paper_alice(params, lr=1e-2, quick_steps=1, implementation=name)
         for _ in range(4):
             for _ in optimizer.evaluations():
                 sum((p**2).sum() for p in params).backward()
@@ -46,7 +46,7 @@ def test_scaled_gradients_are_as_in_the_oracle(dtype: torch.dtype) -> None:
     def drive(name: str) -> list[Tensor]:
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(40).to(dtype)) for _ in range(2)]
-        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        optimizer = paper_alice(params, lr=1e-2, quick_steps=1, implementation=name)
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
         for _ in range(4):
             for _ in optimizer.evaluations(scaler=scaler):
@@ -71,7 +71,7 @@ def test_groups_with_options_of_their_own_and_groups_that_come_later() -> None:
             {"params": params[4:6], "hessian": "none", "glass": False},
             {"params": params[6:8], "lr": 0.02, "weight_decay": 0.1},
         ]
-        optimizer = Alice(groups, lr=1e-2, quick_steps=1, implementation=name)
+        optimizer = paper_alice(groups, lr=1e-2, quick_steps=1, implementation=name)
         for step in range(6):
             if step == 3:
                 optimizer.add_param_group({"params": params[8:10], "hessian": "signed"})
@@ -97,7 +97,7 @@ def test_terms_may_be_switched_on_and_off_in_mid_training(
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(50).to(dtype)) for _ in range(3)]
         options = {"hessian": "none", "glass": False, "quick_steps": quick_steps}
-        optimizer = Alice(params, lr=1e-2, implementation=name, **options)
+        optimizer = paper_alice(params, lr=1e-2, implementation=name, **options)
         found = []
         for change in ({}, {"hessian": "abs"}, {"glass": True}, {"hessian": "none"}):
             optimizer.param_groups[0].update(change)
@@ -124,7 +124,7 @@ def test_a_pass_is_one_call_whatever_the_number_of_tensors(
         monkeypatch.setattr(CpuKernels, name, counting)
     for count in (1, 30):
         params = [nn.Parameter(torch.randn(48 + 4 * i)) for i in range(count)]
-        optimizer = Alice(params, lr=0.01, quick_steps=1, implementation="compiled")
+        optimizer = paper_alice(params, lr=0.01, quick_steps=1, implementation="compiled")
         for _ in range(2):
             optimizer.step(quadratic(params))
         calls.clear()
@@ -142,7 +142,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     try:
         for numbers in ([1] * 5, [3] * 5, [1, 2, 3, 4, 2]):
             params = [nn.Parameter(torch.linspace(-1, 1, n)) for n in (70_000, 100, 40_001)]
-            optimizer = Alice(params, lr=0.01, quick_steps=1, implementation="compiled")
+            optimizer = paper_alice(params, lr=0.01, quick_steps=1, implementation="compiled")
             for number in numbers:
                 torch.set_num_threads(number)
                 optimizer.step(quadratic(params))
@@ -160,7 +160,7 @@ def test_the_random_state_is_neither_read_nor_changed() -> None:
         torch.manual_seed(seed)
         before = torch.get_rng_state()
         params = [nn.Parameter(torch.linspace(-1, 1, 50))]
-        optimizer = Alice(params, lr=0.01, quick_steps=1, implementation="compiled")
+        optimizer = paper_alice(params, lr=0.01, quick_steps=1, implementation="compiled")
         for _ in range(3):
             optimizer.step(quadratic(params))
         assert torch.equal(torch.get_rng_state(), before)
@@ -191,17 +191,17 @@ def test_a_step_after_a_plain_backward_checks_edited_options(
 ) -> None:
     """As one with a closure does: refused, and nothing has changed but back with the option."""
     params = [nn.Parameter(torch.linspace(-1, 1, 20))]
-    optimizer = Alice(params, quick_steps=1, implementation=implementation)
+    optimizer = paper_alice(params, quick_steps=1, implementation=implementation)
     for _ in range(2):
         optimizer.step(quadratic(params))
     before, group = everything(optimizer), optimizer.param_groups[0]
-    counts = [group[name] for name in ("cadence", "full_count", "quick_count")]
+    counts = [group[name] for name in ("cadence", "measuring_count", "quick_count")]
     good, group[option] = group[option], value
     quadratic(params)()
     with pytest.raises(ValueError, match=option):
         optimizer.step()
     assert all(map(torch.equal, before, everything(optimizer)))
-    assert counts == [group[name] for name in ("cadence", "full_count", "quick_count")]
+    assert counts == [group[name] for name in ("cadence", "measuring_count", "quick_count")]
     group[option] = good
     quadratic(params)()
     optimizer.step()
@@ -216,7 +216,7 @@ def test_the_signed_hessian_stays_finite(implementation: str, size: float) -> No
     if implementation == "triton":
         pytest.importorskip("triton")
     param = nn.Parameter(torch.linspace(-1, 1, 12))
-    optimizer = Alice(
+    optimizer = paper_alice(
         [param], lr=0.01, quick_steps=0, hessian="signed", implementation=implementation
     )
     signs = torch.tensor([1.0, -1.0] * 6)

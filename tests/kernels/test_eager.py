@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import aliceopt.kernels.eager as eager
-from aliceopt import Alice
 from aliceopt.kernels.eager import in_slices
 from cpu_cases import DTYPES, NUMBERS, TERMS, assert_close, assert_equal, everything, run
+from paper import paper_alice
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
@@ -84,7 +84,7 @@ def test_what_is_cut_into_slices(threads: int) -> None:
 def test_gradients_with_a_graph_leave_none_behind(threads: int) -> None:
     """After ``backward(create_graph=True)``: no state or parameter becomes part of the graph."""
     param = nn.Parameter(torch.linspace(-1, 1, 2 * eager.SLICE))
-    optimizer = Alice([param], lr=0.01, quick_steps=1, implementation="eager")
+    optimizer = paper_alice([param], lr=0.01, quick_steps=1, implementation="eager")
 
     def closure() -> None:
         (param.grad,) = torch.autograd.grad((param**3).sum(), [param], create_graph=True)
@@ -101,7 +101,7 @@ def test_other_layouts_are_brought_to_the_parameters(monkeypatch: pytest.MonkeyP
     for size in (1 << 30, 128):
         monkeypatch.setattr(eager, "SLICE", size)
         param = nn.Parameter(torch.linspace(-1, 1, 600).view(20, 30).t())
-        optimizer = Alice([param], lr=0.01, quick_steps=1, implementation="eager")
+        optimizer = paper_alice([param], lr=0.01, quick_steps=1, implementation="eager")
         assert not param.is_contiguous()
 
         def closure(param: nn.Parameter = param) -> None:

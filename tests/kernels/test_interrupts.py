@@ -66,7 +66,7 @@ METHODS = [
     MultiTensorBackend._move,
     MultiTensorBackend._take_room,
 ]
-STEPS = pytest.mark.parametrize("steps", [0, 1, 2], ids=["first", "quick", "full"])
+STEPS = pytest.mark.parametrize("steps", [0, 1, 2], ids=["first", "quick", "measuring"])
 
 
 @needs_compiler
@@ -98,7 +98,7 @@ def test_between_any_two_instructions() -> None:
 
 @IMPLEMENTATIONS[1].marks[0]
 @IMPLEMENTATIONS[1].marks[1]
-@pytest.mark.parametrize("steps", [1, 2], ids=["quick", "full"])
+@pytest.mark.parametrize("steps", [1, 2], ids=["quick", "measuring"])
 def test_the_other_kernels_can_be_interrupted_anywhere(steps: int) -> None:
     """Triton's: what is not shared with those above, and every line around a launch."""
     case = Case("triton", steps)
@@ -242,7 +242,7 @@ TWICE += [(where, "state_dict") for where in AFTERWARDS]
 
 @needs_compiler
 @pytest.mark.parametrize(("where", "next_call"), TWICE, ids=str)
-@pytest.mark.parametrize("steps", [1, 2], ids=["quick", "full"])
+@pytest.mark.parametrize("steps", [1, 2], ids=["quick", "measuring"])
 def test_two_interrupts_are_made_good_by_the_next_call(
     steps: int, where: tuple[str, int, bool], next_call: str
 ) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from cpu_cases import needs_compiler
+from paper import paper_alice
 
 SIZES = (
     (10, torch.float32),
@@ -32,7 +32,9 @@ class Run:
     def __init__(self, implementation: str) -> None:
         torch.manual_seed(0)
         self.params = [nn.Parameter(torch.randn(n).to(dtype)) for n, dtype in SIZES]
-        self.optimizer = Alice(self.params, lr=0.02, quick_steps=3, implementation=implementation)
+        self.optimizer = paper_alice(
+            self.params, lr=0.02, quick_steps=3, implementation=implementation
+        )
         self.idle: set[int] = set()
 
     def closure(self) -> None:
@@ -121,7 +123,9 @@ def test_idle_parameters_stay_as_they_are(implementation: str) -> None:
 def test_no_precision_is_lost(implementation: str) -> None:
     """In float64 a step far below what float32 resolves at 1 still shows, in every parameter."""
     params = [nn.Parameter(torch.ones(n, dtype=dtype)) for n, dtype in SIZES]
-    optimizer = Alice(params, lr=1e-11, limit="fixed", quick_steps=1, implementation=implementation)
+    optimizer = paper_alice(
+        params, lr=1e-11, limit="fixed", quick_steps=1, implementation=implementation
+    )
 
     def closure() -> None:
         for p in params:

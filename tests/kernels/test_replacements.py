@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aliceopt import Alice
 from cpu_cases import assert_same, everything, needs_compiler, quadratic
+from paper import paper_alice
 
 pytestmark = needs_compiler
 bits = pytest.mark.usefixtures("exact_roots")
@@ -92,7 +93,7 @@ def test_what_is_replaced_between_steps_is_found(dtype: torch.dtype, change: Any
     def drive(name: str) -> list[Tensor]:
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(40, 40).to(dtype)) for _ in range(3)]
-        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        optimizer = paper_alice(params, lr=1e-2, quick_steps=1, implementation=name)
         optimizer.step(quadratic(params))
         found = []
         for each in [change] if change else replacements():
@@ -112,7 +113,7 @@ def test_what_is_replaced_between_a_loop_and_its_step_is_found() -> None:
     def drive(name: str) -> list[Tensor]:
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(4, 6))]
-        optimizer = Alice(params, lr=0.05, quick_steps=1, implementation=name)
+        optimizer = paper_alice(params, lr=0.05, quick_steps=1, implementation=name)
         for _ in range(4):
             for _ in optimizer.evaluations():
                 quadratic(params)()
@@ -133,7 +134,7 @@ def test_another_dtype_in_mid_training_is_served_by_the_oracle(to: str) -> None:
     def drive(name: str) -> list[Tensor]:
         torch.manual_seed(0)
         param = nn.Parameter(torch.randn(40, 60))
-        optimizer = Alice([param], lr=0.05, quick_steps=1, implementation=name)
+        optimizer = paper_alice([param], lr=0.05, quick_steps=1, implementation=name)
         for step in range(6):
             if step == 3 and to == "parameter":
                 param.grad, param.data = None, param.data.double()
@@ -150,7 +151,7 @@ def test_another_dtype_in_mid_training_is_served_by_the_oracle(to: str) -> None:
 def test_a_part_with_gaps_in_the_place_of_a_parameter_is_refused(implementation: str) -> None:
     """Its strides and size are the old ones: (3, 2) in a matrix of (3, 3), after (2, 3)."""
     param, whole = nn.Parameter(torch.randn(2, 3)), torch.full((3, 3), 7.0)
-    optimizer = Alice([param], lr=0.05, quick_steps=1, implementation=implementation)
+    optimizer = paper_alice([param], lr=0.05, quick_steps=1, implementation=implementation)
     for _ in range(3):
         optimizer.step(quadratic([param]))
     param.grad, param.data = None, whole[:, :2]
@@ -164,7 +165,7 @@ def test_a_parameter_may_change_groups_and_counters_their_memory() -> None:
     """The other group's lr counts from then on, and counts go on in checkpoints."""
     params = [nn.Parameter(torch.ones(3)) for _ in range(3)]
     groups = [{"params": params[:2], "lr": 0.05}, {"params": params[2:], "lr": 0.5}]
-    optimizer = Alice(groups, implementation="compiled")
+    optimizer = paper_alice(groups, implementation="compiled")
     for _ in range(2):
         optimizer.step(quadratic(params))
     optimizer.param_groups[1]["params"].insert(0, optimizer.param_groups[0]["params"].pop())
@@ -181,7 +182,7 @@ def test_a_norm_given_as_a_tensor_clips_as_a_number_does() -> None:
 
     def drive(norm: Any) -> list[Tensor]:
         params = [nn.Parameter(torch.linspace(1, 2, 6))]
-        optimizer = Alice(params, max_grad_norm=norm, implementation="compiled")
+        optimizer = paper_alice(params, max_grad_norm=norm, implementation="compiled")
         for _ in range(3):
             optimizer.step(quadratic(params))
         return everything(optimizer)
@@ -198,7 +199,7 @@ def test_a_layout_may_change_in_the_middle_of_a_step(evaluation: int) -> None:
     def drive(name: str) -> list[Tensor]:
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(4, 3, 2, 2)) for _ in range(2)]
-        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        optimizer = paper_alice(params, lr=1e-2, quick_steps=1, implementation=name)
         seen: list[Tensor] = []
 
         def closure() -> None:
@@ -223,7 +224,7 @@ def test_a_layout_may_change_in_a_step_that_fails_and_change_back(evaluation: in
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(4, 3, 2, 2)) for _ in range(2)]
         params.append(nn.Parameter(torch.randn(5).bfloat16()))
-        optimizer = Alice(params, lr=1e-2, quick_steps=1, implementation=name)
+        optimizer = paper_alice(params, lr=1e-2, quick_steps=1, implementation=name)
         count = itertools.count(1)
 
         def closure() -> None:
@@ -249,14 +250,14 @@ def test_a_layout_may_change_in_a_step_that_fails_and_change_back(evaluation: in
 
 @pytest.mark.parametrize("moved", [False, True], ids=["in place", "elsewhere"])
 @pytest.mark.parametrize("implementation", ["compiled", "eager"])
-@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+@pytest.mark.parametrize("quick", [False, True], ids=["measuring", "quick"])
 def test_a_parameter_of_another_size_is_refused(
     implementation: str, quick: bool, moved: bool
 ) -> None:
     """Before anything is written beyond its end, or to the others."""
     whole, grads = torch.randn(600), torch.ones(600)
     params = [nn.Parameter(torch.randn(50)), nn.Parameter(whole.clone() if moved else whole)]
-    optimizer = Alice(params, lr=0.01, quick_steps=1, implementation=implementation)
+    optimizer = paper_alice(params, lr=0.01, quick_steps=1, implementation=implementation)
 
     def closure() -> None:
         for p in params:

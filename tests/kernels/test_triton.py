@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
+from paper import paper_alice
 
 pytest.importorskip("triton")
 # numpy, in the interpreter, warns of what a GPU does silently and the kernels then mask.
@@ -48,7 +49,7 @@ def run(
 ) -> tuple[list[nn.Parameter], Alice]:
     params = parameters(dtype)
     given = {"lr": 0.01, "lr_min": 0.002, "probe_radius": 0.02, "quick_steps": 1, **options}
-    optimizer = Alice(params, implementation=implementation, seed=11, **given)
+    optimizer = paper_alice(params, implementation=implementation, seed=11, **given)
 
     def closure() -> Tensor:
         loss = loss_of(params)
@@ -79,7 +80,7 @@ def assert_same(
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
 def test_every_combination_of_options_agrees_with_eager(options: dict[str, Any]) -> None:
-    """Three steps, full, quick, full, in float64: all positions and averages to 1e-13."""
+    """Three steps, measuring, quick, measuring, in float64: all positions and averages to 1e-13."""
     triton = run("triton", 3, torch.float64, weight_decay=0.1, **options)
     assert_same(triton, run("eager", 3, torch.float64, weight_decay=0.1, **options), 1e-13)
 
@@ -104,15 +105,15 @@ def test_the_other_options_agree_with_eager(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("hessian", ["abs", "signed"])
 def test_float32_agrees_to_rounding(hessian: str) -> None:
-    """One full and one quick step in float32, to 1e-4 of the largest entry."""
+    """One measuring and one quick step in float32, to 1e-4 of the largest entry."""
     triton = run("triton", 2, torch.float32, hessian=hessian)
     assert_same(triton, run("eager", 2, torch.float32, hessian=hessian), 1e-4)
 
 
 def places(implementation: str, dtype: torch.dtype) -> list[Tensor]:
-    """Where three full steps' evaluations find the parameters, with gradients of zero."""
+    """Where three measuring steps' evaluations find the parameters, with gradients of zero."""
     params, found = parameters(dtype), []
-    optimizer = Alice(params, lr=0.1, implementation=implementation, quick_steps=0)
+    optimizer = paper_alice(params, lr=0.1, implementation=implementation, quick_steps=0)
     for _ in range(3):
         for _ in optimizer.evaluations():
             found += [p.detach().clone() for p in params]
@@ -145,7 +146,7 @@ def test_probe_points_are_the_same_to_the_bit() -> None:
 def test_coordinates_without_a_finite_gradient_are_left_alone(where: str) -> None:
     """NaN on a side or at the center: position, probe center and averages stay, and it counts."""
     params = [nn.Parameter(torch.linspace(-1, 1, 1500, device=DEVICE))]
-    optimizer = Alice(params, implementation="triton", quick_steps=0)
+    optimizer = paper_alice(params, implementation="triton", quick_steps=0)
     before = {}
     for step in range(2):
         rounds = ("plus", "minus", "center")
@@ -171,7 +172,7 @@ def test_a_probe_gradient_that_is_missing_counts_as_zero() -> None:
     ends = []
     for missing in (True, False):
         param = nn.Parameter(torch.linspace(-1, 1, 600, device=DEVICE, dtype=torch.float64))
-        optimizer = Alice([param], implementation="triton", quick_steps=0)
+        optimizer = paper_alice([param], implementation="triton", quick_steps=0)
         for name, _ in zip(("plus", "minus", "center"), optimizer.evaluations(), strict=True):
             zero = None if missing else torch.zeros_like(param)
             param.grad = zero if name == "plus" else param.detach().clone()

@@ -57,7 +57,7 @@ def test_capturing_trains_nothing(make, momenta):
     state = torch.cuda.get_rng_state()
     x, y = batches(1)[0]
     loss_of = lambda a, b: nn.functional.cross_entropy(model(a), b)  # noqa: E731
-    CapturedStep(model, loss_of, (x, y), [optimizer])
+    CapturedStep(model, loss_of, (x, y), [optimizer], optimizer.step)
     assert torch.equal(torch.cuda.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -125,6 +125,7 @@ def test_captured_bfloat16_steps_channels_last_repeat_the_plain_ones(name):
     [
         ("adam", {"lr": 1e-3}),
         ("sgd", {"lr": 0.1, "momentum": 0.9}),
+        ("sgd", {"lr": 0.1, "momentum": 0.9, "max_grad_norm": 0.3}),
         ("nadamw", {"lr": 1e-3, "weight_decay": 0.1}),
         ("schedule-free", {"lr": 1e-3}),
         ("alice", {"lr": 1e-2, "terms": "glass+abs", "step": "naq"}),

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from aliceopt import Alice
 from aliceopt.lab.methods import (
     METHODS,
     STEPS,
@@ -16,6 +15,7 @@ from aliceopt.lab.methods import (
     planned,
 )
 from method_cases import assert_same, batches, by_hand, drive, network
+from paper import paper_alice
 
 NEEDS = {"adahessian": "pytorch_optimizer", "schedule-free": "schedulefree"}
 CASES = [
@@ -134,7 +134,7 @@ def test_alice_steps_are_those_of_a_closure(term, step):
     options = {"lr": 1e-2, "terms": term, "step": step, "quick_steps": 1}
     method = make_method("alice", mine, options, seed=7)
     losses, _ = drive(method, data)
-    alice = Alice(
+    alice = paper_alice(
         theirs.named_parameters(),
         lr=1e-2,
         glass=glass,
@@ -182,13 +182,14 @@ def test_the_mean_is_that_of_many_steps(name, options):
 
 def test_the_papers_cost_of_quick_steps():
     """With q = 3 six gradients in four steps; q = 0: three a step; no terms: one."""
-    assert planned("alice", {"quick_steps": 3}, 4) == 6
-    assert planned("alice", {"quick_steps": 0}, 4) == 12
+    assert planned("alice", {"step": "naq"}, 4) == planned("alice", {"glass": True}, 4) == 6
+    assert planned("alice", {"step": "naq", "quick_steps": 0}, 4) == 12
+    assert planned("alice", {"quick_steps": 0}, 4) == 4
     assert planned("alice", {"terms": "none", "quick_steps": 0}, 4) == 4
     assert planned("alice", {"glass": False, "hessian": "none"}, 4) == 4
     for bad in (-1, 1.5, "three", True):
         with pytest.raises(ValueError, match=f"quick_steps .* got {bad!r}"):
-            planned("alice", {"quick_steps": bad}, 4)
+            planned("alice", {"terms": "abs", "quick_steps": bad}, 4)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -265,10 +266,39 @@ def test_only_alice_speaks_of_curvature():
 
 def test_alices_signs_follow_the_runs_seed_unless_it_has_one_of_its_own():
     """Probes differ between seeds; an option named seed wins."""
-    found = []
+    found, always = [], {"step": "naq", "quick_steps": 0}
     for options, seed in (({}, 2), ({"seed": 2}, 5), ({}, 5)):
         model = network()
-        drive(make_method("alice", model, {"quick_steps": 0, **options}, seed=seed), batches(3))
+        drive(make_method("alice", model, {**always, **options}, seed=seed), batches(3))
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "nadamw", "alice"])
+def test_gradients_are_clipped_if_asked_to(name):
+    """As torch clips them: the norm of all parameters together, before the update."""
+    data, mine, theirs = batches(8), network(), network()
+    options = {"lr": 1e-2, "max_grad_norm": 0.1}
+    plain = {"terms": "none", "step": "full"} if name == "alice" else {}
+    losses, _ = drive(make_method(name, mine, {**options, **plain}, seed=0), data)
+    bare = {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+        "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
+        "nadamw": lambda p: torch.optim.NAdam(p, lr=1e-2),
+        "alice": lambda p: torch.optim.Adam(p, lr=1e-2),
+    }[name](theirs.parameters())
+
+    def clip(*_):
+        nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+
+    bare.register_step_pre_hook(clip)
+    assert losses == pytest.approx(by_hand(bare, theirs, data), rel=1e-5)
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, float("inf"), "1"])
+def test_a_norm_to_clip_to_that_is_none_is_refused(norm):
+    with pytest.raises(ValueError, match=r"max_grad_norm must be a number in \(0, inf\), got"):
+        make_method("adamw", network(), {"max_grad_norm": norm}, seed=0)
+    with pytest.raises(ValueError, match="'adahessian' has no option 'max_grad_norm'"):
+        make_method("adahessian", network(), {"max_grad_norm": 1.0}, seed=0)

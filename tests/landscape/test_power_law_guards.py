@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt import Alice
 from aliceopt.landscape import power_law
 from landscape_cases import network
+from paper import paper_alice
 
 # ---- what is replayed and put back -------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def test_alice_trains_on_as_if_nobody_had_looked() -> None:
     for looking in (False, True):
         model, closure = network(dropout=0.2, norm=True, dtype=torch.float32)
         torch.manual_seed(0)
-        optimizer = Alice(model.parameters(), model=model, quick_steps=1)
+        optimizer = paper_alice(model.parameters(), model=model, quick_steps=1)
         for step in range(6):
             optimizer.step(closure)
             if looking:

@@ -1,11 +1,11 @@
-"""Whole training steps as CUDA graphs: one for quick steps, one for full ones, sharing memory.
+"""Whole training steps as CUDA graphs: one for quick steps, one for measuring ones, sharing memory.
 
 A graph replays fixed launches on fixed addresses, so whatever changes from step to step (lr, bias
 corrections, probe radius, step count) is read from device memory, which the host refreshes before
 each replay without waiting. Counters, schedules, checkpoints and telemetry therefore work as they
 do without a graph, and the trajectory is the same to the bit.
 
-Dropout must draw the same masks in the three evaluations of a full step. Inside a graph the
+Dropout must draw the same masks in the three evaluations of a measuring step. Inside a graph the
 generator cannot be wound back; each evaluation instead draws from a generator state of its own,
 registered with the graph, and the host sets all of them alike before a replay. So do graphs that
 are replayed at the same time not share one.
@@ -128,9 +128,11 @@ class CapturedStep:
                     self._recordings.clear()
                     self._untouched = self._make_states()
                     self._new_backend()
-                    rehearsals = {full: self._rehearse(full) for full in self._kinds()}
-                for full, rehearsal in rehearsals.items():
-                    self._recordings[full] = self._record_kind(full, rehearsal)
+                    rehearsals = {
+                        measuring: self._rehearse(measuring) for measuring in self._kinds()
+                    }
+                for measuring, rehearsal in rehearsals.items():
+                    self._recordings[measuring] = self._record_kind(measuring, rehearsal)
             finally:
                 self.optimizer.sites.begin({})
                 for site in self.optimizer.sites:
@@ -155,7 +157,7 @@ class CapturedStep:
         return [p for p in (model.parameters() if model is not None else ()) if id(p) not in mine]
 
     def _kinds(self) -> list[bool]:
-        """Quick always; full where a curvature term is on."""
+        """Quick always; measuring where a curvature term is on."""
         return [False, True] if any(map(has_curvature, self.optimizer.param_groups)) else [False]
 
     def _sites(self) -> list[Site]:
@@ -197,25 +199,25 @@ class CapturedStep:
                     f"{site.param.stride()}"
                 )
 
-    def _probe(self, full: bool, random: RandomState | None = None) -> Probe:
+    def _probe(self, measuring: bool, random: RandomState | None = None) -> Probe:
         sites = self._sites()
         self.optimizer.sites.touch()
         for site in sites:
             # Any positive number: what is recorded is that this site is displaced. One that has no
             # state and cannot be pointed would be displaced by that very number.
             ready = "probe_center" in site.state or self._backend.is_displaced(site)
-            site.radius = 1.0 if full and has_curvature(site.group) and ready else 0.0
+            site.radius = 1.0 if measuring and has_curvature(site.group) and ready else 0.0
         model = self.optimizer.model
-        return Probe(sites, Draw(0, 0), full, self._backends, model, random=random, keep=kept)
+        return Probe(sites, Draw(0, 0), measuring, self._backends, model, random=random, keep=kept)
 
-    def _rehearse(self, full: bool) -> Rehearsal:
+    def _rehearse(self, measuring: bool) -> Rehearsal:
         """A step with every launch but no effect: compiles kernels, cuts chunks, fills caches."""
         from .recording import Rehearsal
 
         rehearsal = Rehearsal(self._backend.kernels.send)
         self._backend.send = rehearsal.send
-        probe = self._probe(full)
-        watch = self.optimizer.watch.start() if full else None
+        probe = self._probe(measuring)
+        watch = self.optimizer.watch.start() if measuring else None
         try:
             self._run(probe)
         finally:
@@ -233,7 +235,7 @@ class CapturedStep:
             prepare_gradients_([site.param for site in probe.sites])
             probe.end(name)
         updating = [site for site in probe.sites if site.param.grad is not None]
-        rates = self.optimizer.sites.rates(updating, measuring=probe.full)
+        rates = self.optimizer.sites.rates(updating, measuring=probe.measuring)
         probe.update(updating, rates, self.optimizer.param_groups[0]["max_grad_norm"])
         return loss
 
@@ -242,7 +244,7 @@ class CapturedStep:
         generator: torch.Generator = torch.cuda.default_generators[self._device.index or 0]
         return generator
 
-    def _record_kind(self, full: bool, rehearsal: Rehearsal) -> Recording:
+    def _record_kind(self, measuring: bool, rehearsal: Rehearsal) -> Recording:
         from .recording import Recording, Tables
 
         graph, plan = torch.cuda.CUDAGraph(), self._backend.plan(self._sites())
@@ -250,14 +252,14 @@ class CapturedStep:
         self._backend.send = tables.send
         pool = next((there.graph.pool() for there in self._recordings.values()), None)
         main = self._generator.graphsafe_get_state()
-        states = [self._generator.clone_state() for _ in range(3 if full else 1)]
+        states = [self._generator.clone_state() for _ in range(3 if measuring else 1)]
         for state in states:
             graph.register_generator_state(state)
         foreign = self._foreign()
         try:
             with gradients_aside(foreign):
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-                    probe = self._probe(full, GraphRandom(self._generator, states))
+                    probe = self._probe(measuring, GraphRandom(self._generator, states))
                     loss = self._run(probe)
                 others = [(param, grad) for param in foreign if (grad := param.grad) is not None]
         except BaseException:
@@ -295,12 +297,12 @@ class CapturedStep:
         """Replay the step that is due; called by ``optimizer.step``."""
         if optimizer is not self.optimizer:
             raise ValueError("this step was captured with another optimizer")
-        sites, full, draw = optimizer._begin()
+        sites, measuring, draw = optimizer._begin()
         if self._structure() != self._fingerprint:
             self._record()
-            sites, full, draw = optimizer._begin()
-        recording = self._recordings[full]
-        rates = sites.rates(recording.updating, measuring=full)
+            sites, measuring, draw = optimizer._begin()
+        recording = self._recordings[measuring]
+        rates = sites.rates(recording.updating, measuring=measuring)
         self._begin_at_the_positions()
         now = self._generator.get_state()
         for state in recording.states:
@@ -309,7 +311,7 @@ class CapturedStep:
         recording.graph.replay()
         self._generator.set_state(recording.states[-1].get_state())
         recording.hand_out()
-        optimizer._commit(recording.updating, rates, full=full)
+        optimizer._commit(recording.updating, rates, measuring=measuring)
         return recording.loss
 
     @torch.no_grad()

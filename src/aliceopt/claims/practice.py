@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 from aliceopt.theory import curvature
 
 from .estimate import mean
@@ -227,10 +227,7 @@ def _alice(gradient: Callable[[Tensor], Tensor], steps: int, quick_steps: int) -
     x = torch.ones(4, dtype=torch.float64, requires_grad=True)
     optimizer = Alice(
         [x],
-        lr=0.01,
-        lr_min=0.01,
-        step_fraction=1.0,
-        quick_steps=quick_steps,
+        **{**PAPER, "lr": 0.01, "lr_min": 0.01, "step_fraction": 1.0, "quick_steps": quick_steps},
         implementation="eager",
     )
 
@@ -254,11 +251,11 @@ def _adam(gradient: Callable[[Tensor], Tensor], steps: int) -> Tensor:
 @claim(
     "quick-steps",
     "Methods",
-    "Gradients per 4 steps with 3 quick steps between full ones",
+    "Gradients per 4 steps with 3 quick steps between measuring ones",
     paper="6",
 )
 def quick_steps(context: Context) -> Measurement:
-    """One full step of 3 gradients and q quick ones of 1: ``(q + 3)`` per ``q + 1`` steps."""
+    """One measuring step of 3 gradients and q quick ones of 1: ``(q + 3)`` per ``q + 1`` steps."""
     some, none = _Counter(), _Counter()
     _alice(some, steps=40, quick_steps=3)
     _alice(none, steps=40, quick_steps=0)

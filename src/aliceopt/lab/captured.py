@@ -25,8 +25,9 @@ def is_capturable(optimizer: Optimizer) -> bool:
 class CapturedStep:
     """A step on static inputs, replayed; leaves gradients in ``.grad``.
 
-    The update of ``optimizers`` is part of it; their learning rates become tensors. Capturing
-    trains nothing: buffers are put back as they were, and so is the random state.
+    If ``optimizers`` are given, ``update``, which has them step, is part of it, and their learning
+    rates become tensors. Capturing trains nothing: buffers are put back as they were, and so is
+    the random state.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class CapturedStep:
         model: nn.Module,
         loss_of: Callable[[Any, Any], Tensor],
         batch: tuple[Tensor, Tensor],
-        optimizers: Sequence[Optimizer] = (),
+        optimizers: Sequence[Optimizer],
+        update: Callable[[], None],
     ):
         self._static = tuple(part.clone() for part in batch)
-        self._loss_of, self._optimizers = loss_of, optimizers
+        self._loss_of, self._optimizers, self._update = loss_of, optimizers, update
         self._params = [param for param in model.parameters() if param.requires_grad]
         device = self._static[0].device
         state, buffers = torch.cuda.get_rng_state(device), BufferGuard(model)
@@ -62,8 +64,8 @@ class CapturedStep:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._loss = self._evaluate()
-                for optimizer in self._optimizers:
-                    optimizer.step()
+                if self._optimizers:
+                    self._update()
         self._grads = [param.grad for param in self._params]
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 import aliceopt
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.captured import CapturedStep, is_capturable
 from aliceopt.lab.muon import muon_and_adamw
+from aliceopt.options import has_curvature
 
 __all__ = [
     "METHODS",
@@ -43,8 +45,11 @@ TERMS: dict[str, dict[str, Any]] = {
 }
 """Curvature terms by the names the studies use."""
 
-STEPS: dict[str, dict[str, Any]] = {"naq": {"step_fraction": None}, "full": {"step_fraction": 1.0}}
-"""Nesterov-accelerated quasi-Newton (phi = (1 - beta1) omega), and full quasi-Newton steps."""
+STEPS: dict[str, dict[str, Any]] = {
+    "naq": dict(PAPER),
+    "full": {**PAPER, "step_fraction": 1.0},
+}
+"""The paper's settings: Nesterov-accelerated quasi-Newton steps, and full quasi-Newton steps."""
 
 LossOf = Callable[[Any, Any], Tensor]
 Step = Callable[[Any, Any], Tensor]
@@ -60,6 +65,8 @@ class Method:
     capturable = True
     averages = False
     """Whether the parameters evaluated are others than those trained."""
+    max_grad_norm: float | None = None
+    """Clip the gradient of all parameters before the update."""
 
     def __init__(self, model: nn.Module, *optimizers: Optimizer):
         self.model = model
@@ -89,14 +96,15 @@ class Method:
         if not (capture and self.capturable):
             return lambda inputs, targets: self._step(lambda: loss_of(inputs, targets))
         whole = all(map(is_capturable, self.optimizers))
-        captured = CapturedStep(self.model, loss_of, batch, self.optimizers if whole else ())
+        captured = CapturedStep(
+            self.model, loss_of, batch, self.optimizers if whole else (), self._update
+        )
 
         def step(inputs: Any, targets: Any) -> Tensor:
             loss = captured(inputs, targets)
-            if whole:
-                self.gradients += 1
-            else:
-                self._advance()
+            if not whole:
+                self._update()
+            self.gradients += 1
             return loss
 
         return step
@@ -106,13 +114,15 @@ class Method:
             optimizer.zero_grad()
         loss = loss_of()
         loss.backward()
-        self._advance()
+        self._update()
+        self.gradients += 1
         return loss.detach()
 
-    def _advance(self) -> None:
+    def _update(self) -> None:
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.gradients += 1
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -193,8 +203,8 @@ class AdaHessianMethod(Method):
             loss.backward(create_graph=True)
         group, period = self._adahessian.param_groups[0], self._adahessian.update_period
         products = self._adahessian.num_samples * (group.get("step", 0) % period == 0)
-        self._advance()
-        self.gradients += 2 * products
+        self._update()
+        self.gradients += 1 + 2 * products
         self._adahessian.zero_grad(set_to_none=True)
         return loss.detach()
 
@@ -223,14 +233,23 @@ class ScheduleFreeMethod(Method):
 
 
 def _make_alice(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    terms, step = options.pop("terms", None), options.pop("step", None)
-    for name, value, known in (("terms", terms, TERMS), ("step", step, STEPS)):
+    options = {"seed": seed, **_resolved(options)}
+    return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
+
+
+def _resolved(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Alice's own options from those of a plan: ``step``, then ``terms``, then what is given.
+
+    With a ``step`` everything else starts from the paper's settings, without from the defaults.
+    """
+    found: dict[str, Any] = {}
+    for name, known in (("step", STEPS), ("terms", TERMS)):
+        value = options.get(name)
         if value is not None:
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
-            options = {**known[value], **options}
-    options.setdefault("seed", seed)
-    return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
+            found |= known[value]
+    return found | {k: v for k, v in options.items() if k not in ("step", "terms")}
 
 
 def _make_adam(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
@@ -276,9 +295,11 @@ _MAKERS: dict[str, tuple[Callable[[nn.Module, dict[str, Any], int], Method], str
     "muon": (_make_muon, "torch.optim:Muon"),
 }
 _EXTRA = {
+    **{name: {"max_grad_norm"} for name in _MAKERS if name != "adahessian"},
     "alice": {"terms", "step"},
-    "muon": {"kernels", "adam_lr", "adam_betas", "adam_weight_decay"},
+    "muon": {"max_grad_norm", "kernels", "adam_lr", "adam_betas", "adam_weight_decay"},
 }
+"""What a plan may give beside the optimizer's own. AdaHessian needs its gradients' graph."""
 
 METHODS = tuple(_MAKERS)
 """The optimizers a plan may name."""
@@ -291,7 +312,12 @@ def make_method(name: str, model: nn.Module, options: Mapping[str, Any], *, seed
     maker, _ = _MAKERS[name]
     check_options(name, options)
     chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    return maker(model, chosen, seed)
+    norm = None if name == "alice" else chosen.pop("max_grad_norm", None)  # Alice clips by itself
+    if norm is not None and not (isinstance(norm, int | float) and 0 < norm < math.inf):
+        raise ValueError(f"max_grad_norm must be a number in (0, inf), got {norm!r}")
+    method = maker(model, chosen, seed)
+    method.max_grad_norm = norm
+    return method
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -334,10 +360,10 @@ def _quick_steps(name: str, options: Mapping[str, Any]) -> int | None:
     """Alice's quick steps a full one; None for all that never probe."""
     if name != "alice":
         return None
-    terms = {**TERMS["glass+abs"], **TERMS.get(options.get("terms") or "", {}), **options}
-    if not terms["glass"] and terms["hessian"] == "none":
+    chosen = {**TERMS["none"], "quick_steps": 3, **_resolved(options)}
+    if not has_curvature(chosen):
         return None
-    quick = options.get("quick_steps", 3)
+    quick = chosen["quick_steps"]
     if not isinstance(quick, int) or isinstance(quick, bool) or quick < 0:
         raise ValueError(f"quick_steps must be a whole number >= 0, got {quick!r}")
     return quick

@@ -214,8 +214,8 @@ def _options(method: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str
 
 def label_of(options: Mapping[str, Any]) -> str:
     """A name for Alice with these options."""
-    terms = options.get("terms", "glass+abs")
-    step = {"naq": "NAQ", "full": "full"}.get(options.get("step", "naq"), "")
+    step = {"naq": "NAQ", "full": "full"}.get(options.get("step") or "", "")
+    terms = options.get("terms", "glass+abs" if step else "none")
     return f"Alice, {_TERM_NAMES.get(terms, terms)}, {step}".rstrip(", ")
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import aliceopt
 from aliceopt.lab import models
+from paper import paper_alice
 
 
 class Case(NamedTuple):
@@ -145,7 +145,7 @@ def test_trains_with_alice(case: Case) -> None:
         loss.backward()
         return loss
 
-    optimizer = aliceopt.Alice(model.named_parameters(), lr=1e-2, model=model)
+    optimizer = paper_alice(model.named_parameters(), lr=1e-2, model=model)
     losses = [optimizer.step(closure).item() for _ in range(16)]
     assert sum(losses[-4:]) / 4 < losses[0]
 
