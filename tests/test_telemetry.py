@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
+from aliceopt.telemetry import average
 from contract_cases import IDS, LR, OPTIONS, loss_of, make, memory, network, same, train, values
 from paper import paper_alice
 
@@ -309,3 +310,38 @@ def test_asking_changes_nothing():
         second.step()
     assert same(values(quiet), values(asked))
     assert same(memory(first), memory(second))
+
+
+def test_an_average_counts_reports_by_the_length_of_their_steps() -> None:
+    """So that the end of a schedule, where all is at the bound, does not drown the rest."""
+    p = nn.Parameter(torch.linspace(0.1, 3.0, 50, dtype=torch.float64))
+    optimizer = paper_alice([("a.p", p)], lr=1.0, probe_radius=0.01, quick_steps=0)
+    reports = []
+    for step in range(40):
+        for group in optimizer.param_groups:
+            group["lr"] = 1.0 if step < 20 else 1e-9
+        optimizer.step(lambda: (p.square().sum() * 3).backward())
+        reports.append(optimizer.telemetry())
+    assert reports[-1].groups[0].at_upper > 0.9
+    found = average(reports)
+    summaries = [report.groups[0] for report in reports]
+    norms = np.array([s.step_norm for s in summaries])
+    for name in ("at_upper", "at_lower", "quasi_newton", "hess", "glass_density", "glass_share"):
+        values = np.array([getattr(s, name) for s in summaries])
+        assert getattr(found.groups[0], name) == pytest.approx((values * norms).sum() / norms.sum())
+    assert found.groups[0].at_upper < 0.5
+    assert found.blocks["a"] == found.groups[0]
+    assert found.gradient_evaluations == reports[-1].gradient_evaluations == 120
+    assert average(reports[-1:]) == reports[-1]
+
+
+def test_reports_that_do_not_belong_together_are_refused() -> None:
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    reports = [paper_alice([(name, p)], lr=LR).telemetry() for name, p in (("x", a), ("y", b))]
+    with pytest.raises(ValueError, match="no report to average"):
+        average([])
+    one = paper_alice([a], lr=LR).telemetry()
+    two = paper_alice([{"params": [a]}, {"params": [b]}], lr=LR).telemetry()
+    with pytest.raises(ValueError, match="other groups or blocks"):
+        average([one, two])
+    assert average(reports[:1]) == reports[0]

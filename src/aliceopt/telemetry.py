@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +20,12 @@ from .options import rates
 from .sharding import reshard, sum_over_shards
 from .site import Site, averages
 from .step import anatomy, bounded_step
-from .topography import corrected
+from .topography import Rates, corrected
 
 if TYPE_CHECKING:
     from .alice import Alice
 
-__all__ = ["Blocks", "Summary", "Telemetry", "measure"]
+__all__ = ["Blocks", "Summary", "Telemetry", "average", "measure", "numbers_of"]
 
 Blocks = Mapping[str, Iterable[str]]
 """Parameter names of each block."""
@@ -67,6 +67,48 @@ class Telemetry:
         return asdict(self)
 
 
+def average(reports: Sequence[Telemetry]) -> Telemetry:
+    """Many reports as one: means weighted by the norm of each one's step, counts of the last.
+
+    At the end of a schedule steps go to zero, and every coordinate is at the upper bound whatever
+    the problem: such reports weigh as little as their steps.
+    """
+    if not reports:
+        raise ValueError("there is no report to average")
+    last = reports[-1]
+    for report in reports:
+        if len(report.groups) != len(last.groups) or report.blocks.keys() != last.blocks.keys():
+            raise ValueError("reports of other groups or blocks than the last one's cannot join it")
+    return replace(
+        last,
+        groups=[_average([r.groups[i] for r in reports]) for i in range(len(last.groups))],
+        blocks={name: _average([r.blocks[name] for r in reports]) for name in last.blocks},
+    )
+
+
+def _average(summaries: Sequence[Summary]) -> Summary:
+    weights = [s.step_norm for s in summaries]
+    if not sum(weights) > 0:
+        return summaries[-1]
+
+    def mean(name: str) -> float:
+        values = (w * getattr(s, name) for w, s in zip(weights, summaries, strict=True) if w)
+        return math.fsum(values) / math.fsum(weights)
+
+    means: dict[str, Any] = {name: mean(name) for name in _MEANS}
+    return replace(summaries[-1], **means)
+
+
+_MEANS = (
+    "at_upper",
+    "at_lower",
+    "quasi_newton",
+    "glass_density",
+    "hess",
+    "glass_share",
+    "step_norm",
+    "grad_norm",
+)
 _SUMS = ("count", "upper", "lower", "density", "hess", "share", "step_sq", "grad_sq", "skipped")
 
 
@@ -129,13 +171,17 @@ def _names(optimizer: Alice) -> dict[Tensor, str]:
     return names
 
 
+def numbers_of(site: Site) -> Rates:
+    """Those of the last step; after loading a checkpoint, those of the current settings."""
+    if site.rates is not None:
+        return site.rates
+    count, weight = (site.state[name].item() for name in ("step", "topography_weight"))
+    return rates(site.group, max(1, int(count)), weight, measuring=False)
+
+
 def _sums(site: Site) -> Tensor:
     """The entries of `_SUMS` for one parameter, on its device, over all its shards."""
-    state, avg = site.state, averages(site.state, site.group)
-    numbers = site.rates
-    if numbers is None:
-        count, weight = (state[name].item() for name in ("step", "topography_weight"))
-        numbers = rates(site.group, max(1, int(count)), weight, measuring=False)
+    avg, numbers = averages(site.state, site.group), numbers_of(site)
     parts, est = anatomy(avg, numbers), corrected(avg, numbers)
     step = bounded_step(avg, numbers)
     zero = torch.zeros((), device=step.device)

@@ -105,7 +105,7 @@ def test_places_are_given_out_in_turn_and_no_others() -> None:
     """Chunks, other shapes, or one table too many cannot be captured: nothing may be sent now."""
     device = torch.device("cpu")
     tables = Tables(2, (3, Row.ROWS), device)
-    array = np.measuring((3, Row.ROWS), 5)
+    array = np.full((3, Row.ROWS), 5)
     places = [tables.send(array * i, device) for i in (1, 2)]
     assert [p.data_ptr() for p in places] == [t.data_ptr() for t in tables.there]
     assert tables.host[:, 0, 0].tolist() == [5, 10]

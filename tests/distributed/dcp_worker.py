@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 from aliceopt import Alice
 
-sys.path.insert(0, str(Path(__file__).parent))  # pytest reads this file without running it
+sys.path.insert(0, str(Path(__file__).parents[1]))  # pytest reads this file without running it
+sys.path.insert(0, str(Path(__file__).parent))
 
 from dist_worker import batch, gathered_state, network, parameters, sharded
 

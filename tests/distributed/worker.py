@@ -35,9 +35,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from aliceopt import Alice
 from aliceopt.signs import block_signs, sign_key
 from aliceopt.site import Draw, Site, signs_of
-from paper import paper_alice
 
-sys.path.insert(0, str(Path(__file__).parent))  # pytest reads this file without running it
+sys.path.insert(0, str(Path(__file__).parents[1]))  # pytest reads this file without running it
+sys.path.insert(0, str(Path(__file__).parent))
 
 from dist_worker import (
     RUNS,
@@ -57,6 +57,8 @@ from dist_worker import (
     validation,
     wrapped,
 )
+
+from paper import paper_alice
 
 FSDP = Run("fsdp")
 

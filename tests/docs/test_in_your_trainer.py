@@ -83,6 +83,7 @@ def test_one_cycle_scales_the_step_through_beta1() -> None:
         moved = []
         for _ in range(600):
             before, param.grad = param.item(), torch.ones_like(param)
+            optimizer.look_ahead()
             optimizer.step()
             moved.append((before - param.item()) / optimizer.param_groups[0]["lr"])
             scheduler.step()

@@ -29,7 +29,7 @@ pytest.importorskip("skorch")
 import skorch
 from skorch.callbacks import Callback
 
-from aliceopt import Alice
+from paper import paper_alice
 
 PAGE = Path(__file__).parents[2] / "docs" / "in_your_trainer.md"
 
@@ -63,7 +63,7 @@ def fitted(batches: int = 8, **options: Any) -> skorch.NeuralNet:
     x, y = dataset(batches).tensors
     net = AliceNet(
         noisy_network(),
-        optimizer=Alice,
+        optimizer=paper_alice,
         criterion=nn.MSELoss,
         max_epochs=1,
         batch_size=BATCH,

@@ -30,11 +30,12 @@ pytest.importorskip("accelerate")
 
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aliceopt import Alice
+from aliceopt import PAPER, Alice
 from aliceopt.integrations.transformers import AliceTrainer
 from paper import paper_alice
 
-QUICK = {"quick_steps": 1}
+TRAINERS = ("lr", "betas", "eps", "weight_decay")  # it has its own
+QUICK = {k: v for k, v in PAPER.items() if k not in TRAINERS} | {"quick_steps": 1}
 pytestmark = [pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")]
 
 

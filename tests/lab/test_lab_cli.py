@@ -41,6 +41,19 @@ def quick(*more):
     return smoke("resnet18-methods", "--methods", "adam", *sets, *more)
 
 
+def test_one_name_runs_a_family(tmp_path):
+    """`aliceopt run pays`: all four, each in its own folder, with the same options."""
+    few = ("--methods", "adamw", "--seeds", 1, "--set", "train.steps=2")
+    result = smoke("pays", *few, "--out", tmp_path / "all")
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in (tmp_path / "all").iterdir())
+    assert names == ["pays-gpt", "pays-resnet18", "pays-small-gpt", "pays-vit"]
+    for name in names:
+        (run,) = read_runs(tmp_path / "all" / name)
+        assert (run.status, run.gradients) == ("finished", 2)
+        assert f"report: {tmp_path / 'all' / name / 'report.html'}" in result.output
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs_from_nothing_to_its_report(name, tmp_path):
     """`aliceopt run X --scale smoke`: records, table, figure, report, and the promised gradients.

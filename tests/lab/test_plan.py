@@ -167,11 +167,11 @@ WIDTHS = (1, 1.25, 1.5, 2, 3, 4)
 
 @pytest.mark.parametrize("name", PAYS)
 def test_the_methods_that_are_asked_whether_they_pay(name):
-    """Five baselines, six look-aheads, and the six with a net; one schedule and one decay."""
+    """Six baselines, six look-aheads, and the six with a net; one schedule and one decay."""
     plan = experiment_plan(name, "lab", read=False)
     methods = plan.document["methods"]
     baselines = [m["optimizer"] for m in methods.values() if m["family"] == "baseline"]
-    assert baselines == ["adamw", "nadamw", "sgd", "schedule-free", "muon"]
+    assert baselines == ["adamw", "nadamw", "nadamw", "sgd", "schedule-free", "muon"]
     alices = [m["options"] for m in methods.values() if m["family"] == "alice"]
     shown = [(o["lookahead"], o["terms"]) for o in alices]
     assert shown == [(w, t) for t in ("none", "glass+abs") for w in WIDTHS]

@@ -120,13 +120,13 @@ def test_a_left_over_checkpoint_is_not_taken_for_the_runs_own(file, tmp_path):
 
 def test_records_tell_the_whole_run(file, tmp_path):
     """Moments, counts, rates and losses as the settings promise them."""
-    run = small_run(file, "alice", {"lr": 0.03, "quick_steps": 1})
+    run = small_run(file, "alice", {"lr": 0.03, "glass": True, "quick_steps": 1})
     train(run, tmp_path)
     found = events(tmp_path, "alice", 1)
     by = {kind: [e for e in found if e["event"] == kind] for kind in {e["event"] for e in found}}
     assert found[0]["event"] == "start"
     assert found[0]["run"] == {"method": "alice", "label": "alice", "seed": 1}
-    assert found[0]["config"]["options"] == {"lr": 0.03, "quick_steps": 1}
+    assert found[0]["config"]["options"] == run.options
     assert found[0]["batches"] == 5
     assert [e["step"] for e in by["evaluation"]] == [0, 2, 4, 6, 8]
     assert [e["gradients"] for e in by["evaluation"]] == [0, 4, 8, 12, 16]

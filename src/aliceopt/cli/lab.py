@@ -78,8 +78,14 @@ def run(
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.plan import experiment_plan
+    from aliceopt.lab.plan import FAMILIES, experiment_plan
 
+    if experiment in FAMILIES:
+        what, by_whom = (seeds, set_, methods, precision, data), (device, workers, launcher)
+        again = (resume, overwrite, tensorboard, minutes, dry_run)
+        for name in FAMILIES[experiment]:
+            run(name, scale, *what, None if out is None else out / name, *by_whom, *again)
+        return
     folder = default_folder(experiment, scale) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
         carry_out.check_experiment(experiment, scale)

@@ -9,7 +9,7 @@ import typer
 
 # ---- what is run, and where it goes ------------------------------------------------------------
 
-Experiment = Annotated[str, typer.Argument(help="See aliceopt list.")]
+Experiment = Annotated[str, typer.Argument(help="See aliceopt list; pays: all four of pays-...")]
 Out = Annotated[
     Path | None,
     typer.Option(

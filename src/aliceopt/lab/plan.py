@@ -24,6 +24,7 @@ from aliceopt.lab.spec import Run, Schedule, Training
 
 __all__ = [
     "EXPERIMENTS",
+    "FAMILIES",
     "SCALES",
     "Plan",
     "PlanError",
@@ -39,6 +40,8 @@ FOLDER = Path(__file__).with_name("experiments")
 EXPERIMENTS = tuple(
     sorted(p.stem for p in FOLDER.glob("*.toml") if not p.stem.startswith("common"))
 )
+FAMILIES = {"pays": tuple(name for name in EXPERIMENTS if name.startswith("pays-"))}
+"""Experiments that one name runs, one after the other."""
 SCALES = ("paper", "long", "lab", "smoke")
 """The first is for the paper's experiments, the second for the others: see `scales_of`."""
 

@@ -270,7 +270,10 @@ def test_it_says_how_often_the_bound_decided_instead_of_curvature(share, hardly)
     runs = in_memory(plan, invented_results(plan))
     for run in runs:
         own = 1.0 if run.method == "alice-glass-naq" else share
-        run.telemetry = [{"groups": [{"at_upper": own}]}, {"groups": [{"at_upper": own}]}]
+        run.telemetry = [
+            {"groups": [{"at_upper": own, "step_norm": 1.0}]},
+            {"groups": [{"at_upper": 1.0, "step_norm": 0.0}]},  # the end of a schedule
+        ]
     text = find(plan, runs).parts["bound"]
     assert f"from {share:.0%} (" in text
     assert "to 100% (glass with NAQ steps)" in text
@@ -290,7 +293,7 @@ def test_one_share_of_bounds_is_said_once(terms, said) -> None:
     runs = in_memory(plan, invented_results(plan))
     for run in runs:
         if run.method.endswith("naq"):
-            run.telemetry = [{"groups": [{"at_upper": 0.85}]}]
+            run.telemetry = [{"groups": [{"at_upper": 0.85, "step_norm": 1.0}]}]
     assert find(plan, runs).parts["bound"].endswith(said)
 
 

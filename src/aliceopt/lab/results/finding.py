@@ -149,13 +149,19 @@ def _with_setting(
 
 
 def _bound(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
-    """How often the upper bound decided instead of the curvature, on average over training."""
-    seen: dict[str, list[float]] = {}
+    """How often the upper bound decided instead of the curvature, on average over all steps.
+
+    By the distance they went: at the end of a schedule, where steps go to zero, it always decides.
+    """
+    seen: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         if plan["methods"][run.method].get("terms") not in (None, "none"):
-            shares = [group["at_upper"] for t in run.telemetry for group in t["groups"][:1]]
-            seen.setdefault(run.method, []).extend(s for s in shares if s is not None)
-    means = {method: sum(s) / len(s) for method, s in seen.items() if s}
+            groups = [group for t in run.telemetry for group in t["groups"][:1]]
+            pairs = [(group["at_upper"], group["step_norm"]) for group in groups]
+            told = [(share, norm) for share, norm in pairs if None not in (share, norm)]
+            seen.setdefault(run.method, []).extend(told)
+    total = {method: sum(norm for _, norm in pairs) for method, pairs in seen.items()}
+    means = {m: sum(s * n for s, n in seen[m]) / t for m, t in total.items() if t > 0}
     if not means:
         return ""
     least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
