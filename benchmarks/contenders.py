@@ -154,6 +154,9 @@ def contenders(dtype: torch.dtype, implementation: str, device: torch.device) ->
         Contender("adamw_fused", "AdamW fused", 7 * item, partial(_adamw, form="fused")),
         Contender("adamw_foreach", "AdamW foreach", 7 * item, partial(_adamw, form="foreach")),
         Contender("schedule_free", "schedule-free AdamW", 7 * item, _schedule_free),
+        Contender(
+            "alice", "Alice, defaults", quick - 2 * max(4, item), partial(alice, terms=False)
+        ),
         Contender("alice_quick", "Alice quick", quick, partial(alice, measuring=False)),
         Contender(
             "alice_measuring",
@@ -168,6 +171,8 @@ def contenders(dtype: torch.dtype, implementation: str, device: torch.device) ->
 def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
     """Bytes a parameter of a quick and of a measuring step, with glass and a Hessian.
 
+    Without them a quick step reads two tensors of the state less.
+
     P and G are a parameter's and a gradient's bytes, S those of the state. An update reads g0, g,
     s, rho, h and mu and writes g, s, nu and the parameter; a measuring one also reads two gradients
     and writes rho and h. Captured on CUDA, in full precision, parameters are pointed at nu, and in
@@ -180,11 +185,11 @@ def alice_traffic(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
     S = torch.promote_types(dtype, torch.float32).itemsize
     low = S if P < S else 0
     update = G + 5 * S + 3 * S + P + low
-    full_update = update + 2 * G + 2 * S + low
+    measuring = update + 2 * G + 2 * S + low
     if device.type == "cuda" and not low:
-        return update, full_update + S + 2 * P
+        return update, measuring + S + 2 * P
     depart, move = 2 * P + 2 * S + low, S + P
-    return depart + update, depart + 2 * move + full_update
+    return depart + update, depart + 2 * move + measuring
 
 
 def _copy(workload: Workload, capturable: bool) -> Running:
@@ -222,10 +227,17 @@ def _plain(optimizer: Optimizer, closure: Ready) -> Running:
 
 
 def _alice(
-    workload: Workload, capturable: bool, *, measuring: bool, implementation: str
+    workload: Workload,
+    capturable: bool,
+    *,
+    implementation: str,
+    terms: bool = True,
+    measuring: bool = False,
 ) -> Running:
     closure = workload.closure(sides=True)
-    options = {**PAPER, "quick_steps": 0 if measuring else NEVER}
+    if not terms:
+        closure.rounds = 1
+    options = {**PAPER, "quick_steps": 0 if measuring else NEVER} if terms else {}
     optimizer = Alice(workload.params, **options, implementation=implementation)
     optimizer.step(closure)
     if not measuring:

@@ -76,15 +76,14 @@ def run(
     dry_run: options.DryRun = False,
 ) -> None:
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
+    asked = {name: value for name, value in locals().items() if name not in ("experiment", "out")}
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
     from aliceopt.lab.plan import FAMILIES, experiment_plan
 
     if experiment in FAMILIES:
-        what, by_whom = (seeds, set_, methods, precision, data), (device, workers, launcher)
-        again = (resume, overwrite, tensorboard, minutes, dry_run)
         for name in FAMILIES[experiment]:
-            run(name, scale, *what, None if out is None else out / name, *by_whom, *again)
+            run(name, out=None if out is None else out / name, **asked)
         return
     folder = default_folder(experiment, scale) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
