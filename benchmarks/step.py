@@ -151,7 +151,7 @@ def _warm_up(device: torch.device) -> None:
 
 
 def inspect(row: Row, contender: Contender, workload: Workload) -> None:
-    """Fill in state, extra and peak memory, and the first use of torch's own optimizers."""
+    """Fill in state, extra and peak memory, and the first use unless `first_steps` has."""
     device, numel = workload.device, workload.numel
     cuda = device.type == "cuda"
     before = _allocated(device) if cuda else 0
@@ -161,7 +161,7 @@ def inspect(row: Row, contender: Contender, workload: Workload) -> None:
     synchronize(device)
     if running.optimizer is None:
         return
-    if not isinstance(running.optimizer, Alice):
+    if row.first_use_s is None:
         row.first_use_s = time.perf_counter() - begin
     row.state_bytes_per_param = running.state_bytes / numel
     row.extra_bytes_per_param = contender.held if isinstance(running.optimizer, Alice) else None

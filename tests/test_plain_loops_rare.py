@@ -149,7 +149,8 @@ def test_whoever_steps_looks_ahead() -> None:
     run(model, optimizer), run(other, alone)
     second = paper_alice(model.parameters(), model=model)
     model(X).square().sum().backward()  # at the position: the second has no nu yet
-    optimizer.step()
+    with pytest.warns(UserWarning, match="at the position, not ahead of it"):
+        optimizer.step()
     optimizer.zero_grad()
     home = values(model)
     model(X)

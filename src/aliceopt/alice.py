@@ -66,8 +66,8 @@ class Alice(Driving):
         betas: memory of the gradient, and of its square and the topography, in steps.
         eps: added to denominators.
         step_fraction: phi, how much of it the position takes; None: ``(1 - beta1) lookahead``.
-        lookahead: omega, how much of it the next probe center takes; at ``step_fraction`` gradients
-            are taken at the position.
+        lookahead: omega, how much of it the next probe center takes; equal to ``step_fraction``:
+            gradients are taken at the position.
         limit: what the bounds multiply: "adam" (``|g|/sqrt(s)``), "fixed" (1) or "sgd" (``|g|``).
         hessian: "none", "abs", "rms" or "signed", the estimator of the Hessian diagonal.
         glass: whether glass density counts.
@@ -129,7 +129,7 @@ class Alice(Driving):
         self._probe: Probe | None = None
         self._checked: list[Any] = []
         self._warned: set[str] = set()
-        self._spent, self._held = None, []
+        self._spent, self._held, self._looked = None, [], False
         self.watch = Watch(model)
         self.sites = Sites()
         super().__init__(params, defaults)
@@ -203,7 +203,8 @@ class Alice(Driving):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._probe, self._checked, self.sites = None, [], Sites()
-        self._backends, self._spent, self._held = Backends(self.implementation), None, []
+        self._backends = Backends(self.implementation)
+        self._spent, self._held, self._looked = None, [], False
         if "model" in state:  # unpickled or copied, not loaded
             self.watch, self.looking_ahead = Watch(self.model), LookAhead(self, self.model)
         for group in self.param_groups:

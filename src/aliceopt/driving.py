@@ -55,6 +55,7 @@ class Driving(Optimizer):
     _warned: set[str]
     _spent: Spent | None
     _held: list[tuple[Tensor, Tensor]]
+    _looked: bool  # ahead, since the last step
     looking_ahead: LookAhead
 
     def _shared(self, name: str) -> Any:
@@ -241,8 +242,8 @@ class Driving(Optimizer):
     def _steps(self) -> int:
         return int(self._shared("measuring_count") + self._shared("quick_count"))
 
-    def _misses_nu(self) -> bool:
-        """Whether looking ahead is all there is to it, and gradients at mu do not."""
+    def _is_all_look_ahead(self) -> bool:
+        """Whether a gradient at mu loses something: no curvature is on, and nu is elsewhere."""
         groups = self.param_groups
         return not any(map(has_curvature, groups)) and any(
             step_fraction(group) != group["lookahead"] for group in groups
@@ -279,6 +280,7 @@ class Driving(Optimizer):
         With ``model=`` its calls in training mode do so by themselves. What comes next is forward,
         backward and ``step()``; `come_home` takes it back.
         """
+        self._looked = True
         if self._probe is None:
             self._bind()
             self.sites.begin({})
@@ -342,7 +344,7 @@ class Driving(Optimizer):
             self._say("never measured")
         sites.begin({})
         ahead = self._probe
-        if ahead is None and self.model is None and self._steps > 0 and self._misses_nu():
+        if not self._looked and self._steps > 0 and self._is_all_look_ahead():
             self._say("never ahead")
         if ahead is not None and ahead.is_edited:
             ahead.settle()
@@ -360,6 +362,7 @@ class Driving(Optimizer):
         counts = advanced(self.param_groups[0], measuring=measuring, missed=missed, overdue=overdue)
         for group in self.param_groups:
             group.update(counts)
+        self._looked = False
         self._spend([site.param for site in updated])
         if measuring:
             self.watch.forget()

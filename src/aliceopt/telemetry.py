@@ -25,7 +25,7 @@ from .topography import Rates, corrected
 if TYPE_CHECKING:
     from .alice import Alice
 
-__all__ = ["Blocks", "Summary", "Telemetry", "average", "measure", "numbers_of"]
+__all__ = ["Blocks", "Summary", "Telemetry", "average", "measure", "rates_of"]
 
 Blocks = Mapping[str, Iterable[str]]
 """Parameter names of each block."""
@@ -171,7 +171,7 @@ def _names(optimizer: Alice) -> dict[Tensor, str]:
     return names
 
 
-def numbers_of(site: Site) -> Rates:
+def rates_of(site: Site) -> Rates:
     """Those of the last step; after loading a checkpoint, those of the current settings."""
     if site.rates is not None:
         return site.rates
@@ -181,7 +181,7 @@ def numbers_of(site: Site) -> Rates:
 
 def _sums(site: Site) -> Tensor:
     """The entries of `_SUMS` for one parameter, on its device, over all its shards."""
-    avg, numbers = averages(site.state, site.group), numbers_of(site)
+    avg, numbers = averages(site.state, site.group), rates_of(site)
     parts, est = anatomy(avg, numbers), corrected(avg, numbers)
     step = bounded_step(avg, numbers)
     zero = torch.zeros((), device=step.device)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aliceopt.lab import models
-from aliceopt.lab.captured import CapturedStep
+from aliceopt.lab.captured import GraphStep
 from aliceopt.lab.methods import make_method
 from aliceopt.lab.precision import autocast, lay_out_
 
@@ -57,7 +57,7 @@ def test_capturing_trains_nothing(make, momenta):
     state = torch.cuda.get_rng_state()
     x, y = batches(1)[0]
     loss_of = lambda a, b: nn.functional.cross_entropy(model(a), b)  # noqa: E731
-    CapturedStep(model, loss_of, (x, y), [optimizer], optimizer.step)
+    GraphStep(model, loss_of, (x, y), [optimizer], optimizer.step)
     assert torch.equal(torch.cuda.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -54,6 +54,15 @@ def test_one_name_runs_a_family(tmp_path):
         assert f"report: {tmp_path / 'all' / name / 'report.html'}" in result.output
 
 
+def test_a_family_goes_on_after_one_that_cannot_finish(tmp_path):
+    """Every run of the first experiment diverges: the others are run, and the exit code tells."""
+    few = ("--methods", "nesterov@1e30", "--seeds", 1, "--set", "train.steps=4")
+    result = smoke("pays", *few, "--out", tmp_path / "all")
+    assert result.exit_code == 1
+    assert len(list((tmp_path / "all").glob("pays-*/report.html"))) == 4
+    assert smoke("payz").exit_code == 2
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs_from_nothing_to_its_report(name, tmp_path):
     """`aliceopt run X --scale smoke`: records, table, figure, report, and the promised gradients.

@@ -1,11 +1,13 @@
 """Every method takes the steps of its optimizer, and counts the gradients it really asks for."""
 
+import copy
 import sys
 
 import pytest
 import torch
 from torch import nn
 
+from aliceopt.lab.captured import is_capturable
 from aliceopt.lab.methods import (
     METHODS,
     STEPS,
@@ -302,3 +304,23 @@ def test_a_norm_to_clip_to_that_is_none_is_refused(norm):
         make_method("adamw", network(), {"max_grad_norm": norm}, seed=0)
     with pytest.raises(ValueError, match="'adahessian' has no option 'max_grad_norm'"):
         make_method("adahessian", network(), {"max_grad_norm": 1.0}, seed=0)
+
+
+def test_a_checkpoint_of_captured_steps_goes_on_without_a_graph():
+    """What a graph needed, rates and counts on the device, is not asked of whoever resumes."""
+    method = make_method("nadamw", network(), {"lr": 1e-2}, seed=0)
+    drive(method, batches(3))
+    saved = copy.deepcopy(method.state_dict())
+    for group in saved["optimizers"][0]["param_groups"]:
+        group["lr"], group["capturable"] = torch.tensor(0.5), True
+    method.load_state_dict(saved)
+    losses, _ = drive(method, batches(3), [1.0, 0.5, 0.25])
+    assert len(losses) == 3
+    assert method.rate == pytest.approx(0.25e-2)
+
+
+def test_what_a_graph_cannot_hold_is_known():
+    params = [nn.Parameter(torch.ones(2))]
+    assert is_capturable(torch.optim.SGD(params, momentum=0.9))
+    assert not is_capturable(torch.optim.SGD(params, momentum=0.9, dampening=0.1))
+    assert not is_capturable(torch.optim.LBFGS(params))

@@ -82,6 +82,40 @@ def test_the_curvature_is_that_of_the_exact_hessian() -> None:
     assert found.along == pytest.approx(exact, rel=1e-3)
 
 
+def layers(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Alice, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1)).to(dtype)
+    x = torch.randn(64, 4).to(dtype)
+    optimizer = Alice(model.parameters(), hessian="abs", quick_steps=0, lr=1e-2, model=model)
+
+    def closure() -> Tensor:
+        loss = (model(x) - x[:, :1]).float().square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(10):
+        optimizer.step(closure)
+    return model, optimizer, closure
+
+
+def test_what_is_frozen_counts_on_neither_side() -> None:
+    """The factor of the other layer alone, as if the frozen one had never been the optimizer's."""
+    model, optimizer, closure = layers()
+    model[0].requires_grad_(False)
+    found = joint_curvature(optimizer, closure)
+    del optimizer.state[model[0].weight], optimizer.state[model[0].bias]
+    alone = joint_curvature(optimizer, closure)
+    assert (found.along, found.diagonal) == (alone.along, alone.diagonal)
+
+
+def test_low_precision_uses_the_displacement_that_rounding_left() -> None:
+    """With bf16 weights the factor is that of float32, though the rounded step is another one."""
+    _, precise, closure = layers()
+    _, rounded, low_closure = layers(torch.bfloat16)
+    wanted = joint_curvature(precise, closure, length=8).factor
+    assert joint_curvature(rounded, low_closure, length=8).factor == pytest.approx(wanted, rel=0.2)
+
+
 def test_nothing_notices() -> None:
     """Parameters, gradients, buffers, random state and the next steps, to the bit."""
 

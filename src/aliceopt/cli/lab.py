@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -58,7 +59,7 @@ def seeds_of(seeds: str | None) -> int | list[int] | None:
 
 
 def run(
-    experiment: options.Experiment,
+    experiment: options.Experiments,
     scale: options.Scale = "lab",
     seeds: options.Seeds = None,
     set_: options.Set = None,
@@ -76,39 +77,78 @@ def run(
     dry_run: options.DryRun = False,
 ) -> None:
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
-    asked = {name: value for name, value in locals().items() if name not in ("experiment", "out")}
+    from aliceopt.lab.plan import FAMILIES
+
+    change = _Change(seeds, set_, methods, precision, data)
+    manner = _Manner(device, workers, launcher, resume, overwrite, tensorboard, dry_run)
+    names = FAMILIES.get(experiment, (experiment,))
+    begun, codes = time.monotonic(), [0]
+    for name in names:
+        place = out / name if out is not None and len(names) > 1 else out
+        left = None if minutes is None else minutes - (time.monotonic() - begun) / 60
+        try:
+            _run_one(name, scale, place, change, manner, left)
+        except typer.Exit as end:  # what is missing or has diverged; the others go on
+            codes.append(end.exit_code)
+        if codes[-1] in (2, 130):
+            break
+    if any(codes):
+        raise typer.Exit(max(codes))
+
+
+class _Change(NamedTuple):
+    """What is run otherwise than the experiment says."""
+
+    seeds: str | None
+    sets: list[str] | None
+    methods: str | None
+    precision: str | None
+    data: Path | None
+
+
+class _Manner(NamedTuple):
+    """How it is run."""
+
+    device: str
+    workers: int | None
+    launcher: str
+    resume: bool
+    overwrite: bool
+    tensorboard: bool
+    dry_run: bool
+
+
+def _run_one(
+    name: str, scale: str, out: Path | None, change: _Change, manner: _Manner, minutes: float | None
+) -> None:
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.plan import FAMILIES, experiment_plan
+    from aliceopt.lab.plan import experiment_plan
 
-    if experiment in FAMILIES:
-        for name in FAMILIES[experiment]:
-            run(name, out=None if out is None else out / name, **asked)
-        return
-    folder = default_folder(experiment, scale) if out is None else out
+    folder = default_folder(name, scale) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
-        carry_out.check_experiment(experiment, scale)
-        if not dry_run:
+        carry_out.check_experiment(name, scale)
+        if not manner.dry_run:
             stack.enter_context(locked(folder))
-        root_folder = carry_out.data_root(experiment, scale, data, folder, make=not dry_run)
         plan = experiment_plan(
-            experiment,
+            name,
             scale,
-            seeds=seeds_of(seeds),
-            sets=set_ or [],
-            methods=split_names(methods),
-            precision=precision,
-            root=root_folder,
+            seeds=seeds_of(change.seeds),
+            sets=change.sets or [],
+            methods=split_names(change.methods),
+            precision=change.precision,
+            root=carry_out.data_root(name, scale, change.data, folder, make=not manner.dry_run),
         )
-        if dry_run:
+        if manner.dry_run:
             preview.print_plan(plan)
             return
         carry_out.check_data(plan)
-        if overwrite:
-            check_not_both(resume)
+        if manner.overwrite:
+            check_not_both(manner.resume)
             clear(folder, plan.document)
-        trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
-        how = carry_out.How(trainer, resume, tensorboard, minutes)
+        by_whom = manner.launcher, manner.device, manner.workers
+        trainer = stack.enter_context(carry_out.launched(*by_whom))
+        how = carry_out.How(trainer, manner.resume, manner.tensorboard, minutes)
         finished = carry_out.carry_out(plan, folder, how)
         if finished or carry_out.begun(folder):
             carry_out.print_experiment(folder)

@@ -9,7 +9,8 @@ import typer
 
 # ---- what is run, and where it goes ------------------------------------------------------------
 
-Experiment = Annotated[str, typer.Argument(help="See aliceopt list; pays: all four of pays-...")]
+Experiment = Annotated[str, typer.Argument(help="See aliceopt list.")]
+Experiments = Annotated[str, typer.Argument(help="See aliceopt list; or pays, for all four of it.")]
 Out = Annotated[
     Path | None,
     typer.Option(

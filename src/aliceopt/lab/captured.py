@@ -12,17 +12,19 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from aliceopt.probe import BufferGuard
 
-__all__ = ["CapturedStep", "is_capturable"]
+__all__ = ["GraphStep", "is_capturable"]
 
 _WARM_UPS = 3  # cuDNN and cuBLAS choose and allocate in the first calls, which a capture must not
 
 
 def is_capturable(optimizer: Optimizer) -> bool:
     """Whether a graph can hold its update: all it reads is, or can be made, a device's tensor."""
-    return type(optimizer) in (Adam, AdamW, NAdam, SGD)
+    # The first step does not dampen, which a graph cannot know.
+    dampened = any(group.get("dampening") for group in optimizer.param_groups)
+    return type(optimizer) in (Adam, AdamW, NAdam, SGD) and not dampened
 
 
-class CapturedStep:
+class GraphStep:
     """A step on static inputs, replayed; leaves gradients in ``.grad``.
 
     If ``optimizers`` are given, ``update``, which has them step, is part of it, and their learning
@@ -99,6 +101,9 @@ def _make_capturable(optimizer: Optimizer, device: torch.device) -> None:
     rates = [group["lr"].clone() for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"].zero_()
+        for param in group["params"]:
+            if param.grad is not None:
+                param.grad.zero_()
     optimizer.step()  # makes the states; all start at zero but NAdam's product of momenta
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"].copy_(rate)

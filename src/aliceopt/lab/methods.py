@@ -19,7 +19,7 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 import aliceopt
 from aliceopt import PAPER, Alice
 from aliceopt.lab.blocks import blocks_of
-from aliceopt.lab.captured import CapturedStep, is_capturable
+from aliceopt.lab.captured import GraphStep, is_capturable
 from aliceopt.lab.muon import muon_and_adamw
 from aliceopt.options import has_curvature
 
@@ -96,7 +96,7 @@ class Method:
         if not (capture and self.capturable):
             return lambda inputs, targets: self._step(lambda: loss_of(inputs, targets))
         whole = all(map(is_capturable, self.optimizers))
-        captured = CapturedStep(
+        captured = GraphStep(
             self.model, loss_of, batch, self.optimizers if whole else (), self._update
         )
 
@@ -143,6 +143,10 @@ class Method:
         self.gradients = state["gradients"]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+            for group in optimizer.param_groups:  # what a graph needed is for the next graph to say
+                group["lr"] = float(group["lr"])
+                if "capturable" in group:
+                    group["capturable"] = False
 
 
 class AliceMethod(Method):
@@ -357,7 +361,7 @@ def _extra_gradients(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _quick_steps(name: str, options: Mapping[str, Any]) -> int | None:
-    """Alice's quick steps a full one; None for all that never probe."""
+    """Alice's quick steps a measuring one; None for all that never probe."""
     if name != "alice":
         return None
     chosen = {**TERMS["none"], "quick_steps": 3, **_resolved(options)}

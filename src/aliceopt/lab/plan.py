@@ -153,7 +153,9 @@ def plan_of(
     check: bool = True,
 ) -> Plan:
     """Every method with every seed on one problem."""
-    seeds, described, runs = _seeds(settings["seeds"]), dict[str, Any](), list[Run]()
+    seeds = _seeds(settings["seeds"])
+    described: dict[str, Any] = {}
+    runs: list[Run] = []
     for key, method in methods.items():
         optimizer, options = _optimizer(key, method), _options(method, settings)
         if check:

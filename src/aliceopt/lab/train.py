@@ -82,7 +82,8 @@ def train(
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
     ``team``: the processes that share the work, of which this one leads; None: it is alone.
     """
-    team, place = team or Team(), run_folder(folder, run.method, run.seed)
+    team = team or Team()
+    place = run_folder(folder, run.method, run.seed)
     try:
         saved = _checkpoint(place) if resume else None
     except RecordError as error:

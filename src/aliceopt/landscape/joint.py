@@ -19,7 +19,7 @@ from torch import Tensor
 from ..sharding import is_dtensor
 from ..site import Draw, Site, averages
 from ..step import bounded_step
-from ..telemetry import numbers_of
+from ..telemetry import rates_of
 from ..topography import corrected
 from .excursion import excursion, sites_of
 
@@ -33,7 +33,7 @@ __all__ = ["JointCurvature", "joint_curvature"]
 class JointCurvature:
     """``along = u'Hu``, ``diagonal = sum h_i u_i^2``, and their ratio, NaN for a diagonal of zero.
 
-    u is the step that the optimizer would take now, h its measured Hessian diagonal.
+    u is the optimizer's last step, without decay, and h its measured Hessian diagonal.
     """
 
     along: float
@@ -60,39 +60,51 @@ def joint_curvature(
     if not number or not math.isfinite(length) or length <= 0:
         raise ValueError(f"length must be a number in (0, inf), got {length!r}")
     moves = _moves(optimizer)
-    trained = [param for param in moves if param.requires_grad]
-    named = {str(i): param for i, param in enumerate(trained)}
+    named = {str(i): param for i, param in enumerate(moves)}
     sites = list(sites_of(named, optimizer.model, 0.0, None).values())
-    steps = [moves[site.param][0] * length for site in sites]
-    ends = []
-    for sign in (0.5, -0.5):
-        for site, step in zip(sites, steps, strict=True):
-            site.state["probe_center"] = site.param.detach().to(step.dtype) + sign * step
+    ends = [_ends(site.param, moves[site.param][0] * length) for site in sites]
+    grads = []
+    for end in (0, 1):
+        for site, places in zip(sites, ends, strict=True):
+            site.state["probe_center"] = places[end]
         with excursion(sites, optimizer.model, closure, 1.0) as (visit, _):
-            ends.append([_along(g, u) for g, u in zip(visit(Draw(0, 0), 0.0), steps, strict=True)])
-    along = (math.fsum(ends[0]) - math.fsum(ends[1])) / length**2
-    diagonal = math.fsum(priced for _, priced in moves.values())
+            grads.append([None if g is None else g.clone() for g in visit(Draw(0, 0), 0.0)])
+    along = diagonal = 0.0
+    for site, (far, near), plus, minus in zip(sites, ends, *grads, strict=True):
+        moved = far - near  # what rounding left of the step
+        along += _dot(plus, moved) - _dot(minus, moved)
+        diagonal += (moves[site.param][1] * moved.square()).sum().item()
     factor = along / diagonal if diagonal else math.nan
-    return JointCurvature(along=along, diagonal=diagonal, factor=factor)
+    return JointCurvature(along / length**2, diagonal / length**2, factor)
 
 
-def _moves(optimizer: Alice) -> dict[Tensor, tuple[Tensor, float]]:
-    """For every parameter that was updated: the next step, and what its diagonal says of it."""
+def _ends(param: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Half a step beyond the position and half a step before it, where the parameter can be."""
+    here = param.detach().to(step.dtype)
+    far, near = ((here + sign * step).to(param.dtype).to(step.dtype) for sign in (0.5, -0.5))
+    return far, near
+
+
+def _dot(grad: Tensor | None, moved: Tensor) -> float:
+    return 0.0 if grad is None else torch.sum(grad.to(moved.dtype) * moved).item()
+
+
+def _moves(optimizer: Alice) -> dict[Tensor, tuple[Tensor, Tensor]]:
+    """For every parameter that is trained: the last step, without decay, and the diagonal."""
     optimizer.come_home()
     optimizer._bind()
     with torch.no_grad():
-        found: dict[Tensor, tuple[Tensor, float]] = {
-            site.param: _move(site) for site in optimizer.sites if site.state
-        }
+        trained = [site for site in optimizer.sites if site.state and site.param.requires_grad]
+        found: dict[Tensor, tuple[Tensor, Tensor]] = {site.param: _move(site) for site in trained}
     if not found:
         raise ValueError("joint_curvature needs an optimizer that has taken a step")
     return found
 
 
-def _move(site: Site) -> tuple[Tensor, float]:
+def _move(site: Site) -> tuple[Tensor, Tensor]:
     if is_dtensor(site.param):
         raise ValueError("joint_curvature cannot look at sharded parameters yet")
-    avg, numbers = averages(site.state, site.group), numbers_of(site)
+    avg, numbers = averages(site.state, site.group), rates_of(site)
     h = corrected(avg, numbers).hess
     if h is None or numbers.topo_weight == 0:
         raise ValueError(
@@ -100,9 +112,4 @@ def _move(site: Site) -> tuple[Tensor, float]:
             f"construct Alice(..., hessian='abs'), got {site.group['hessian']!r}, and drive it "
             "with a closure or evaluations()"
         )
-    step = bounded_step(avg, numbers)
-    return step, (h * step.square()).sum().item()
-
-
-def _along(grad: Tensor | None, step: Tensor) -> float:
-    return 0.0 if grad is None else torch.sum(grad.to(step.dtype) * step).item()
+    return bounded_step(avg, numbers), h

@@ -44,8 +44,8 @@ _READING = {
     "kinks; abs, rms and signed, three ways to average the Hessian's diagonal; or none of them.",
     "Step": "NAQ (Nesterov-accelerated quasi-Newton) goes a fraction of each quasi-Newton step and "
     "takes gradients further ahead; full goes all of it.",
-    "Gradient": "one forward and backward pass on a batch. Alice takes three of them on a full "
-    "measurement and one otherwise.",
+    "Gradient": "one forward and backward pass on a batch. Alice takes three of them when it "
+    "measures curvature and one otherwise.",
     "Time": "training steps only, without evaluation; runs done side by side slow each other down.",
     "95% interval": "where the true mean difference at these learning rates lies, by a paired "
     "t-test over seeds. All comparisons are corrected together (Holm): where these settings do not "
