@@ -74,3 +74,29 @@ def show(
 
     with carry_out.told(refuse, needs_lab):
         print_kept(results, experiment, stdout_console())
+
+
+@app.command()
+def draw(
+    experiment: Annotated[str, typer.Argument(help="See aliceopt results show.")],
+    out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf file.")] = Path("rates.png"),
+    methods: Annotated[
+        str | None,
+        typer.Option(help="By commas, like adamw,ahead-2; by default all tried at two rates."),
+    ] = None,
+    results: Annotated[Path, typer.Option("--from", help="Folder of the kept results.")] = Path(
+        "results"
+    ),
+) -> None:
+    """Draw the final metric against the learning rate, for every method that was tried at some."""
+    from aliceopt.cli.lab import split_names
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.results.kept import read_kept
+
+    with carry_out.told(refuse, needs_lab):
+        from aliceopt.lab.figures.rates import draw_rates
+
+        path = results / f"{experiment}.jsonl"
+        if not path.exists():
+            raise ValueError(f"there is no {str(path)!r}: see aliceopt results show")
+        typer.echo(f"figure: {draw_rates(read_kept(path), out, split_names(methods))}")

@@ -1,0 +1,102 @@
+"""Final metric against learning rate, from kept results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.lab.figures import rates, style
+from aliceopt.lab.records import RecordError
+from figure_checks import assert_legible
+
+ROOT = Path(__file__).parents[3]
+
+
+def line(method: str, rate: float, seed: int, final: float | None, **more: Any) -> dict[str, Any]:
+    given = {
+        "experiment": "pays-gpt",
+        "scale": "lab",
+        "device": "a GPU",
+        "precision": "bf16",
+        "metric": "loss",
+        "better": "lower",
+        "label": f"{method.upper()}, lr {rate:g}",
+    }
+    config = {"options": {"lr": rate}}
+    name = f"{method}@{rate:g}"
+    return {**given, "method": name, "seed": seed, "final": final, "config": config, **more}
+
+
+LINES = [
+    line("adamw", 1e-3, 0, 1.5),
+    line("adamw", 1e-3, 1, 1.7),
+    line("adamw", 2e-3, 0, 1.4),
+    line("adamw", 4e-3, 0, None),
+    line("ahead", 1e-3, 0, 1.3),
+    line("ahead", 2e-3, 0, 1.2),
+    line("muon", 4e-3, 0, 1.0),
+]
+
+
+def test_runs_are_put_together_by_method_and_rate() -> None:
+    """Only those tried at two rates; a diverged run is there without a number."""
+    found = rates.rates_of(LINES)
+    assert list(found) == ["adamw", "ahead"]
+    assert found["adamw"] == ("ADAMW", {1e-3: [1.5, 1.7], 2e-3: [1.4], 4e-3: [None]})
+    assert list(rates.rates_of(LINES, ["muon", "adamw"])) == ["muon", "adamw"]
+
+
+def test_the_figure_shows_every_seed_and_their_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines through the means, a dot a seed, a cross at the edge for what diverged."""
+    drawn: list[Figure] = []
+    save = style.save
+    monkeypatch.setattr(style, "save", lambda f, p: drawn.append(f) or save(f, p))
+    path = rates.draw_rates(LINES, tmp_path / "rates.svg")
+    assert path.stat().st_size > 5_000
+    (axes,) = drawn[0].axes
+    curves = {c.get_label(): c for c in axes.lines if not c.get_label().startswith("_")}
+    assert list(curves["ADAMW"].get_xdata()) == [1e-3, 2e-3]
+    assert list(curves["ADAMW"].get_ydata()) == pytest.approx([1.6, 1.4])
+    dots = [y for c in axes.lines if c.get_marker() == "." for y in c.get_ydata()]
+    assert sorted(dots) == [1.2, 1.3, 1.4, 1.5, 1.7]
+    crosses = [(*c.get_xdata(), *c.get_ydata()) for c in axes.lines if c.get_marker() == "x"]
+    assert crosses == [(4e-3, 1.7)]
+    assert_legible(drawn[0], at_least=8)
+
+
+def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no kept run of method 'lion'; there are adamw, ahead"):
+        rates.draw_rates(LINES, tmp_path / "a.png", ["lion"])
+    with pytest.raises(RecordError, match="one experiment, scale, device and precision"):
+        rates.draw_rates([*LINES, line("sgd", 1, 0, 1.0, device="a CPU")], tmp_path / "a.png")
+    with pytest.raises(RecordError, match="needed: none"):
+        rates.draw_rates([], tmp_path / "a.png")
+    with pytest.raises(RecordError, match="every run diverged"):
+        rates.draw_rates([line("a", 1, 0, None), line("a", 2, 0, None)], tmp_path / "a.png")
+    many = [line(f"m{i}", rate, 0, 1.0) for i in range(8) for rate in (1.0, 2.0)]
+    with pytest.raises(RecordError, match="1 to 7 methods can be told apart, got 8"):
+        rates.draw_rates(many, tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"\.gif"):
+        rates.draw_rates(LINES, tmp_path / "a.gif")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_draws_what_the_repository_keeps(tmp_path: Path) -> None:
+    out = tmp_path / "rates.png"
+    asked = ["--methods", "adamw,ahead-1_5,ahead-2", "--from", str(ROOT / "results")]
+    result = CliRunner().invoke(build(), ["results", "draw", "pays-gpt", "--out", str(out), *asked])
+    assert result.exit_code == 0, result.output
+    assert out.stat().st_size > 10_000
+    result = CliRunner().invoke(build(), ["results", "draw", "nope", *asked])
+    assert result.exit_code == 2
+    assert "there is no" in result.stderr
