@@ -345,7 +345,7 @@ class Driving(Optimizer):
         sites.begin({})
         ahead = self._probe
         if not self._looked and self._steps > 0 and self._is_all_look_ahead():
-            self._say("never ahead")
+            self._say("no model" if self.model is None else "model not called")
         if ahead is not None and ahead.is_edited:
             ahead.settle()
         there = [site for site in sites if site.param.grad is not None]

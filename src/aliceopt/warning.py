@@ -15,9 +15,13 @@ __all__ = ["SLIPS", "warn"]
 SLIPS = {
     "never measured": "no curvature has been measured: step() after a plain backward is a quick "
     "step. Pass a closure to step(), or loop over evaluations() before it",
-    "never ahead": "gradients are taken at the position, not ahead of it: give Alice(..., "
-    "model=model) the module whose calls in training mode are to look ahead, call look_ahead() "
-    "before the forward pass, or set lookahead=step_fraction if that is meant",
+    "no model": "gradients are taken at the position, not ahead of it: give Alice(..., "
+    "model=model), whose calls in training mode then look ahead, or set lookahead=1.0 if that is "
+    "meant",
+    "model not called": "gradients are taken at the position, not ahead of it: the model that "
+    "Alice was given was in eval mode, or parts of it were called. Call it as a whole in training "
+    "mode, or optimizer.look_ahead() before the forward pass; or set lookahead=1.0 if that is "
+    "meant",
     "no gradients": "no parameter got a gradient, so nothing is done: call backward() inside the "
     "closure or the loop over evaluations()",
     "dropped": "gradients that were there before the evaluations of this step have been dropped: "

@@ -226,6 +226,7 @@ def print_experiments() -> None:
         table.add_row(name, about["title"], about.get("paper", "").split(":")[0], *costs)
     stdout_console().print(table)
     print("Costs are gradient evaluations at each scale. Run one: aliceopt run NAME --scale smoke")
+    print("aliceopt run pays: all four of pays-..., one after the other.")
 
 
 def print_experiment(folder: Path) -> None:
