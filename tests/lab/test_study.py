@@ -8,10 +8,13 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
+from torch import nn
 from typer.testing import CliRunner
 
+from aliceopt import Alice
 from aliceopt.cli import build
 from aliceopt.cli.folders import clear
+from aliceopt.lab.methods import make_method
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
 from aliceopt.lab.records import Journal, read_plan, read_runs, run_folder
@@ -166,15 +169,27 @@ def test_a_study_interrupted_after_its_tuning_is_still_clean(tmp_path, monkeypat
 
 
 def test_the_default_is_every_term_with_every_step_and_every_baseline():
-    """Six terms, two steps, seven baselines."""
+    """Six terms, two steps, Alice with its defaults, seven baselines."""
     assert GRID_TERMS == ("none", "glass", "abs", "glass+abs", "rms", "signed")
     assert BASELINES == (
-        "adam", "adamw", "sgd-m", "nesterov", "adahessian", "schedule-free", "muon"
+        "alice", "adam", "adamw", "sgd-m", "nesterov", "adahessian", "schedule-free", "muon"
     )  # fmt: skip
     methods = study_plan().final.document["methods"]
-    alice = [(m["terms"], m["step"]) for m in methods.values() if m["family"] == "alice"]
-    assert sorted(alice) == sorted((t, s) for t in GRID_TERMS for s in ("naq", "full"))
-    assert [key for key, m in methods.items() if m["family"] == "baseline"] == list(BASELINES)
+    alice = {k: (m["terms"], m["step"]) for k, m in methods.items() if m["family"] == "alice"}
+    assert alice.pop("alice") == (None, None)
+    assert sorted(alice.values()) == sorted((t, s) for t in GRID_TERMS for s in ("naq", "full"))
+    assert [key for key, m in methods.items() if m["family"] == "baseline"] == list(BASELINES[1:])
+
+
+def test_alice_as_it_comes_has_its_own_defaults():
+    """And neither the grid's limit nor its terms."""
+    (run,) = study_plan(terms=[], baselines=["alice"], seeds=1).final.runs
+    method = make_method(run.optimizer, nn.Linear(2, 2), run.options, seed=0)
+    (group,) = method.optimizers[0].param_groups
+    plain = Alice(nn.Linear(2, 2).parameters(), lr=run.options["lr"]).param_groups[0]
+    assert {k: group[k] for k in plain if k not in ("params", "quick_steps")} == {
+        k: v for k, v in plain.items() if k not in ("params", "quick_steps")
+    }
 
 
 def test_baselines_may_be_left_out_and_terms_too():
@@ -203,7 +218,7 @@ def test_muon_is_left_out_where_no_parameter_is_a_matrix(tmp_path):
 @pytest.mark.parametrize("quick_steps", [0, 1, 3])
 @pytest.mark.parametrize("epochs", [1, 3, 8])
 def test_an_equal_budget_is_equal_within_one_step(quick_steps, epochs):
-    """Totals differ by less than the gradients of one full step, three."""
+    """Totals differ by less than the gradients of one measuring step, three."""
     study = study_plan(
         terms=["none", "glass"],
         baselines=["adam", "adahessian"],

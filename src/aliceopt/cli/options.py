@@ -138,8 +138,8 @@ Steps = Annotated[
 Baselines = Annotated[
     str | None,
     typer.Option(
-        help="By commas, of adam, adamw, sgd-m, nesterov, adahessian, schedule-free, muon; "
-        "default all; '' for none."
+        help="By commas, of alice (its defaults), adam, adamw, sgd-m, nesterov, adahessian, "
+        "schedule-free, muon; default all; '' for none."
     ),
 ]
 StudySeeds = Annotated[
