@@ -63,6 +63,19 @@ def test_a_family_goes_on_after_one_that_cannot_finish(tmp_path):
     assert smoke("payz").exit_code == 2
 
 
+PAYS = ("--methods", "adamw,muon,ahead-2@0.01,ahead-2-net")
+FEWER = {
+    "pays-gpt": PAYS,
+    "pays-resnet18": PAYS,
+    "pays-vit": PAYS,
+    "resnet18-methods": ("--seeds", 1, "--methods", "adam,adahessian,alice"),
+    "resnet18-naq": ("--seeds", 1, "--methods", "full-glass,full-abs,naq-glass,naq-abs"),
+    "tt-limit": ("--seeds", 1),
+    "vit-naq": ("--seeds", 1),
+}
+"""Of experiments that take long; the others run whole, with two seeds."""
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs_from_nothing_to_its_report(name, tmp_path):
     """`aliceopt run X --scale smoke`: records, table, figure, report, and the promised gradients.
@@ -70,11 +83,7 @@ def test_every_experiment_runs_from_nothing_to_its_report(name, tmp_path):
     Figure 1's measurements are promised too, but are no gradients of the training. The experiments
     on whether it pays share their methods: one of them runs all.
     """
-    few = name in ("pays-gpt", "pays-resnet18", "pays-vit")
-    less = ("--methods", "adamw,muon,ahead-2@0.01,ahead-2-net") if few else ()
-    if name in ("resnet18-naq", "resnet18-methods", "tt-limit", "vit-naq"):
-        less = ("--seeds", 1)  # many methods; others have two seeds
-    result = smoke(name, *less)
+    result = smoke(name, *FEWER.get(name, ()))
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs" / f"{name}-smoke"
     plan, runs = read_plan(folder), read_runs(folder)
