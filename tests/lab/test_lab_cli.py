@@ -63,6 +63,17 @@ def test_a_family_goes_on_after_one_that_cannot_finish(tmp_path):
     assert smoke("payz").exit_code == 2
 
 
+def test_a_family_shares_its_minutes(tmp_path, monkeypatch):
+    """What is left after the first is the second's; with none left it is not begun."""
+    clock = iter([0.0, 0.0, 61.0])
+    monkeypatch.setattr("aliceopt.cli.lab.time.monotonic", lambda: next(clock))
+    few = ("--methods", "adamw", "--seeds", 1, "--set", "train.steps=2", "--minutes", 1)
+    result = smoke("pays", *few, "--out", tmp_path / "all")
+    assert result.exit_code == 130
+    assert "the time is up: pays-resnet18 has not begun" in result.output
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["pays-gpt"]
+
+
 PAYS = ("--methods", "adamw,muon,ahead-2@0.01,ahead-2-net")
 FEWER = {
     "pays-gpt": PAYS,

@@ -86,10 +86,14 @@ def run(
     for name in names:
         place = out / name if out is not None and len(names) > 1 else out
         left = None if minutes is None else minutes - (time.monotonic() - begun) / 60
+        if left is not None and left <= 0 and name != names[0]:
+            typer.echo(f"the time is up: {name} has not begun")
+            codes.append(130)
+            break
         try:
             _run_one(name, scale, place, change, manner, left)
-        except typer.Exit as end:  # what is missing or has diverged; the others go on
-            codes.append(end.exit_code)
+        except typer.Exit as stopped:  # what is missing or has diverged; the others go on
+            codes.append(stopped.exit_code)
         if codes[-1] in (2, 130):
             break
     if any(codes):

@@ -52,13 +52,13 @@ def draw_study_methods(results: Results, path: Path) -> Picture | None:
 
 
 def _rows(plan: Mapping[str, Any], summary: Summary) -> list[MethodSummary]:
-    """The methods to show, the best first."""
+    """The methods to show, the best first: of a study's grid of terms and steps only the best."""
     best = best_method(plan, summary, "alice")
     sign = -1 if plan["better"] == "higher" else 1
     chosen = [
         s
         for s in summary.methods
-        if s.median is not None and (plan["kind"] != "study" or s.family == "baseline" or s is best)
+        if s.median is not None and (plan["kind"] != "study" or s.step is None or s is best)
     ]
     if plan["kind"] == "study" and all(s.family == "alice" for s in chosen):
         return []  # the figure of the terms shows it all
