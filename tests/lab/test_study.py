@@ -1,6 +1,7 @@
 """``aliceopt study``: the grid, its learning rates, its budget, and problems of the user's own."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from aliceopt import Alice
 from aliceopt.cli import build
 from aliceopt.cli.folders import clear
+from aliceopt.lab.figures import study_methods
 from aliceopt.lab.methods import make_method
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
@@ -50,6 +52,25 @@ def tiny(*more):
 
 
 # ---- through to the report ---------------------------------------------------------------------
+
+
+def test_the_figure_of_baselines_shows_the_defaults_whatever_else_is_best(monkeypatch):
+    """Of the grid it has the best only; Alice as it comes stands beside the baselines."""
+
+    def found(method, family, step, median):
+        return SimpleNamespace(method=method, family=family, step=step, median=median)
+
+    best = found("naq-none", "alice", "naq", 1.0)
+    others = [
+        found("naq-glass", "alice", "naq", 2.0),
+        found("alice", "alice", None, 4.0),
+        found("adam", "baseline", None, 3.0),
+        found("muon", "baseline", None, None),
+    ]
+    monkeypatch.setattr(study_methods, "best_method", lambda *_: best)
+    plan = {"kind": "study", "better": "lower"}
+    rows = study_methods._rows(plan, SimpleNamespace(methods=[best, *others]))
+    assert [row.method for row in rows] == ["naq-none", "adam", "alice"]
 
 
 def test_a_tiny_study_goes_through_to_its_report(tmp_path):
