@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -10,6 +11,7 @@ from typing import Any
 
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import Journal, run_folder, write_plan
+from aliceopt.lab.results.kept import identity
 from aliceopt.lab.spec import Run
 
 Value = Callable[[str, int, float], float]
@@ -117,3 +119,34 @@ def _write_exponents(journal: Journal, where: dict[str, Any], seed: int, done: f
     journal.write(
         "power_law", **place, radius=0.002, factor=2.0, directions=4, displaced=1.0, blocks=blocks
     )
+
+
+def kept_run(
+    experiment: str, method: str, seed: int, final: float | None, *, device: str = "a GPU"
+) -> dict[str, Any]:
+    """A kept run of an experiment as it is filed, which ended like this; None: it diverged."""
+    plan = experiment_plan(experiment, methods=[method], seeds=[seed], read=False, check=False)
+    config = json.loads(json.dumps(plan.runs[0].as_dict()))
+    columns = {name: [0.0] for name in ("epoch", "gradients", "seconds", "loss", "metric")}
+    line = {
+        **{name: plan.document[name] for name in ("scale", "metric", "better")},
+        "experiment": experiment,
+        "method": method,
+        "label": config["label"],
+        "seed": seed,
+        "precision": config["training"]["precision"],
+        "status": "diverged" if final is None else "finished",
+        "final": final,
+        "best": final,
+        "steps": config["training"]["steps"],
+        "gradients": config["training"]["steps"],
+        "seconds": 8.0,
+        "date": "2026-11-16T10:00:00+00:00",
+        "device": device,
+        "versions": {},
+        "parameters": 1,
+        "data": "some",
+        "config": config,
+        "curve": columns,
+    }
+    return {"id": identity(line), **line}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aliceopt.cli.refusal import needs_lab, refuse
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(
     name="results",
@@ -22,6 +25,8 @@ Source = Annotated[
         "kept results."
     ),
 ]
+From = Annotated[Path, typer.Option("--from", help="Folder of the kept results.")]
+KEPT = Path("results")
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace kept runs that have other numbers.")
 ]
@@ -30,7 +35,7 @@ Overwrite = Annotated[
 @app.command("add")
 def add_(
     source: Source,
-    to: Annotated[Path, typer.Option(help="Folder of the kept results.")] = Path("results"),
+    to: Annotated[Path, typer.Option(help="Folder of the kept results.")] = KEPT,
     overwrite: Overwrite = False,
 ) -> None:
     """Merge the runs that have ended into TO/EXPERIMENT.jsonl, one line a run.
@@ -63,9 +68,7 @@ def show(
     experiment: Annotated[
         str | None, typer.Argument(help="See aliceopt list; the default is all.")
     ] = None,
-    results: Annotated[Path, typer.Option("--from", help="Folder of the kept results.")] = Path(
-        "results"
-    ),
+    results: From = KEPT,
 ) -> None:
     """Print means over seeds, with gradients, seconds and precision."""
     from aliceopt.claims.table import stdout_console
@@ -77,6 +80,63 @@ def show(
 
 
 @app.command()
+def compare(
+    experiment: Annotated[str, typer.Argument(help="See aliceopt results show.")],
+    to: Annotated[str, typer.Option(help="The method that the others are compared with.")] = (
+        "adamw"
+    ),
+    scale: Annotated[str, typer.Option(help="See aliceopt list.")] = "lab",
+    results: From = KEPT,
+) -> None:
+    """Compare methods, each at the rate that was best at the tuning seed, over the other seeds."""
+    from aliceopt.claims.table import stdout_console
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.results.kept_compare import compare_kept
+
+    with carry_out.told(refuse, needs_lab):
+        rows = compare_kept(results, experiment, scale, to)
+        console = stdout_console()
+        console.print(_compared([row.cells() for row in rows]))
+        console.print(
+            f"Differences to {to}, paired by seed, \u00b1 half of their 95% interval; edge: no "
+            "higher, or no lower, rate was tried.",
+            style="dim",
+        )
+
+
+def _compared(rows: list[tuple[str, ...]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from aliceopt.lab.results.kept_compare import HEAD
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(HEAD[0], overflow="fold")
+    for head in HEAD[1:]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@app.command()
+def fill(
+    pages: Annotated[list[Path], typer.Argument(help="Markdown files with places for results.")],
+    results: From = KEPT,
+) -> None:
+    """Write the kept results into pages, where a comment says which belong there."""
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.results.pages import fill as filled
+
+    with carry_out.told(refuse, needs_lab):
+        texts = {page: page.read_text(encoding="utf-8") for page in pages}
+        new = {page: filled(text, results) for page, text in texts.items()}
+        for page, text in new.items():
+            page.write_text(text, encoding="utf-8")
+            typer.echo(f"{page}: {'as it was' if text == texts[page] else 'written'}")
+
+
+@app.command()
 def draw(
     experiment: Annotated[str, typer.Argument(help="See aliceopt results show.")],
     out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf file.")] = Path("rates.png"),
@@ -84,13 +144,12 @@ def draw(
         str | None,
         typer.Option(help="By commas, like adamw,ahead-2; by default all tried at two rates."),
     ] = None,
-    results: Annotated[Path, typer.Option("--from", help="Folder of the kept results.")] = Path(
-        "results"
-    ),
+    results: From = KEPT,
 ) -> None:
     """Draw the final metric against the learning rate, for every method that was tried at some."""
     from aliceopt.cli.lab import split_names
     from aliceopt.lab import carry_out
+    from aliceopt.lab.results.filed import as_filed
     from aliceopt.lab.results.kept import read_kept
 
     with carry_out.told(refuse, needs_lab):
@@ -99,4 +158,4 @@ def draw(
         path = results / f"{experiment}.jsonl"
         if not path.exists():
             raise ValueError(f"there is no {str(path)!r}: see aliceopt results show")
-        typer.echo(f"figure: {draw_rates(read_kept(path), out, split_names(methods))}")
+        typer.echo(f"figure: {draw_rates(as_filed(read_kept(path)), out, split_names(methods))}")

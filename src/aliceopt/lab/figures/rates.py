@@ -109,5 +109,5 @@ def _draw(
         if len(told) < len(finals):
             axes.plot([rate], [edge], color=look["color"], marker="x", ls="", ms=7)
     rates = sorted(means)
-    style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"], "ms": 5}
+    style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"], "ms": 4}
     axes.plot(rates, [means[rate] for rate in rates], label=label, lw=1.2, **style_of)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.filed import changes
 from aliceopt.lab.results.kept import Line, read_kept, settings_digest
 from aliceopt.lab.results.numbers import decimals, show_count, show_seconds
 from aliceopt.lab.results.paired import student_quantile
@@ -42,19 +43,15 @@ def kept_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[Line]] = {}
     for line in lines:
         groups.setdefault(_alike(line), []).append(line)
-    settings: dict[tuple[str, ...], set[str]] = {}
-    for key in groups:
-        settings.setdefault(key[:-1], set()).add(key[-1])
     rows = []
-    for key, group in groups.items():
+    for group in groups.values():
         one = group[0]
         done = [line for line in group if line["final"] is not None]
         mean, half = mean_and_half([line["final"] for line in done]) if done else (None, None)
-        several = len(settings[key[:-1]]) > 1
         rows.append(
             {
                 **{k: one[k] for k in ("experiment", "scale", "method", "device", "precision")},
-                "label": f"{one['label']} [{key[-1]}]" if several else one["label"],
+                "label": ", ".join([one["label"], *changes(one)]),
                 "metric": one["metric"],
                 "better": one["better"],
                 "mean": mean,
@@ -86,7 +83,7 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
             f"no results{of} in {str(folder)!r}: keep some with aliceopt results add FOLDER, the "
             "folder being that of aliceopt run"
         )
-    rows = kept_rows(lines)
+    rows = kept_rows(sorted(lines, key=_by_rate))
     for place in dict.fromkeys((r["experiment"], r["scale"], r["device"]) for r in rows):
         mine = [r for r in rows if (r["experiment"], r["scale"], r["device"]) == place]
         name, scale, device = place
@@ -102,6 +99,12 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
         ),
         style="dim",
     )
+
+
+def _by_rate(line: Line) -> tuple[Any, ...]:
+    """Methods by name, and each by its learning rate as a number."""
+    rate = line["config"]["options"].get("lr") or 0.0
+    return (line["scale"], line["method"].partition("@")[0], rate, line["precision"])
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -1,0 +1,154 @@
+"""Kept results compared: every method at the rate that suits it, beside one of them.
+
+A rate is chosen at `TUNING_SEED` alone, and the differences are those of the other seeds, paired: a
+rate that was lucky at the seed it was chosen at gains nothing by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.filed import as_filed
+from aliceopt.lab.results.kept import Line, read_kept
+from aliceopt.lab.results.numbers import MINUS, decimals, show_count, show_seconds, signed
+from aliceopt.lab.results.paired import ALPHA, Paired
+
+__all__ = ["HEAD", "TUNING_SEED", "Compared", "compare", "compare_kept", "difference"]
+
+TUNING_SEED = 1000
+"""The seed at which learning rates of the kept results were chosen; no other use is made of it."""
+
+PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
+"""Decimals of a final metric, and at least of a difference."""
+
+Runs = Mapping[int, Line]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A method at its rate. Without other seeds its runs are those of the tuning seed."""
+
+    method: str
+    label: str
+    metric: str
+    rate: float
+    at_edge: bool
+    """Whether no higher, or no lower, rate was tried."""
+    runs: Runs
+    tuning_only: bool
+    paired: Paired | None
+    """Differences to the method compared with, over the seeds that both have; None below two."""
+
+    @property
+    def finals(self) -> list[float]:
+        """Final metrics of the runs that finished."""
+        return [line["final"] for line in self.runs.values() if line["final"] is not None]
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of a table, below `HEAD`."""
+        finals = self.finals
+        seeds = str(len(self.runs)) if len(finals) == len(self.runs) else self._lost(len(finals))
+        return (
+            self.label,
+            f"{self.rate:g}{' (edge)' if self.at_edge else ''}",
+            f"{seeds} (tuning)" if self.tuning_only else seeds,
+            signed(fmean(finals), PLACES[self.metric]) if finals else "diverged",
+            difference(self.paired, self.metric),
+            show_count(fmean(line["gradients"] for line in self.runs.values())),
+            show_seconds(fmean(line["seconds"] for line in self.runs.values())),
+        )
+
+    def _lost(self, finished: int) -> str:
+        return f"{finished} of {len(self.runs)}"
+
+
+HEAD = ("method", "lr", "seeds", "final", "difference", "gradients", "seconds")
+
+
+def difference(paired: Paired | None, metric: str) -> str:
+    """A mean difference and half of its 95% interval; a dash where there is none.
+
+    >>> difference(Paired((0.1, 0.3)), "accuracy")
+    '+0.20 \u00b1 1.27'
+    """
+    if paired is None:
+        return "\u2013"
+    half = paired.half_width(ALPHA)
+    places = max(PLACES[metric], decimals(half))
+    mean = signed(paired.mean, places)
+    return f"{'' if mean.startswith(MINUS) else '+'}{mean} \u00b1 {half:.{places}f}"
+
+
+def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -> list[Compared]:
+    """`compare` on what a folder keeps of an experiment as it is filed."""
+    there = read_kept(folder / f"{experiment}.jsonl")
+    lines = [line for line in as_filed(there) if line["scale"] == scale]
+    if not lines:
+        raise RecordError(
+            f"no results of {experiment!r} at scale {scale} with its settings as filed in "
+            f"{str(folder)!r}: see aliceopt results show"
+        )
+    return compare(lines, to)
+
+
+def compare(lines: Sequence[Line], to: str = "adamw") -> list[Compared]:
+    """Every method of one experiment at its best rate, beside ``to`` at its own."""
+    places = {(x["experiment"], x["scale"], x["device"], x["precision"]) for x in lines}
+    if len(places) != 1:
+        said = "; ".join(", ".join(place) for place in sorted(places)) or "none"
+        raise RecordError(f"runs of one experiment, scale, device and precision are needed: {said}")
+    tried: dict[str, dict[float, dict[int, Line]]] = {}
+    for line in lines:
+        rates = tried.setdefault(line["method"].partition("@")[0], {})
+        rates.setdefault(line["config"]["options"]["lr"], {})[line["seed"]] = line
+    if to not in tried:
+        raise RecordError(f"no kept run of method {to!r}; there are {', '.join(tried)}")
+    usual = _best(tried[to])
+    base = _others(tried[to][usual])
+    rows = [_compared(name, rates, _best(rates, usual), base) for name, rates in tried.items()]
+    sign = -1 if lines[0]["better"] == "higher" else 1
+    worst = float("inf")
+    return sorted(rows, key=lambda row: sign * fmean(row.finals) if row.finals else worst)
+
+
+def _best(rates: Mapping[float, Runs], usual: float | None = None) -> float:
+    """The rate that ended best at the tuning seed.
+
+    A method that was not tuned is taken at the ``usual`` rate, that of the method compared with; if
+    it was not tried there, at the one with most runs.
+    """
+    ends = {rate: runs[TUNING_SEED] for rate, runs in rates.items() if TUNING_SEED in runs}
+    finals = {rate: line["final"] for rate, line in ends.items() if line["final"] is not None}
+    if not finals:
+        most = max(rates, key=lambda rate: len(rates[rate]))
+        return most if usual is None or usual not in rates else usual
+    higher = next(iter(ends.values()))["better"] == "higher"
+    return (max if higher else min)(finals, key=lambda rate: finals[rate])
+
+
+def _others(runs: Runs) -> dict[int, Line]:
+    return {seed: line for seed, line in sorted(runs.items()) if seed != TUNING_SEED}
+
+
+def _compared(name: str, rates: Mapping[float, Runs], rate: float, base: Runs) -> Compared:
+    one, others = next(iter(rates[rate].values())), _others(rates[rate])
+    both = [
+        others[seed]["final"] - line["final"]
+        for seed, line in base.items()
+        if seed in others and None not in (others[seed]["final"], line["final"])
+    ]
+    same = others == base
+    return Compared(
+        name,
+        one["label"].partition(", lr ")[0],
+        one["metric"],
+        rate,
+        rate in (min(rates), max(rates)),
+        others or rates[rate],
+        not others,
+        Paired(tuple(both)) if len(both) > 1 and not same else None,
+    )

@@ -1,0 +1,95 @@
+"""Numbers of pages that come from kept results, and are written there by a command.
+
+A page holds a place for a number or a table, a comment of HTML that says what belongs there::
+
+    <!-- results: compare pays-gpt -->...<!-- end -->            a table of all methods
+    <!-- results: difference pays-gpt ahead-1_5 -->...<!-- end -->  to AdamW, with its interval
+    <!-- results: gain pays-gpt ahead-1_5 nadamw-steady -->...      its size, to another method
+    <!-- results: final pays-gpt ahead-1_5 -->...                   the mean of the final metric
+    <!-- results: seconds pays-gpt ahead-1_5 -->...                 of a run
+    <!-- results: runs pays-gpt -->...                              how many are kept
+
+``pays-gpt/long`` is the experiment at another scale than lab. What stands between the comments is
+replaced; a page without them is left as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.kept import read_kept
+from aliceopt.lab.results.kept_compare import HEAD, Compared, compare_kept, difference
+from aliceopt.lab.results.numbers import MINUS, show_seconds
+
+__all__ = ["fill"]
+
+_PLACE = re.compile(r"(<!-- results: (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
+
+
+def fill(text: str, folder: Path) -> str:
+    """The page with every place filled from the kept results of a folder."""
+
+    def written(place: re.Match[str]) -> str:
+        kind, *names = place["what"].split()
+        if kind not in _KINDS or not names:
+            raise RecordError(
+                f"{place[0].partition('-->')[0]}-->: one of {', '.join(_KINDS)} and the name of an "
+                "experiment stand there"
+            )
+        return f"{place[1]}{_KINDS[kind](folder, *names)}{place[4]}"
+
+    return _PLACE.sub(written, text)
+
+
+def _rows(folder: Path, name: str, to: str = "adamw") -> list[Compared]:
+    experiment, _, scale = name.partition("/")
+    return compare_kept(folder, experiment, scale or "lab", to)
+
+
+def _row(folder: Path, name: str, method: str, to: str = "adamw") -> Compared:
+    rows = {row.method: row for row in _rows(folder, name, to)}
+    if method not in rows:
+        raise RecordError(f"no kept run of method {method!r}; there are {', '.join(rows)}")
+    return rows[method]
+
+
+def _table(folder: Path, name: str, to: str = "adamw") -> str:
+    rows = [row.cells() for row in _rows(folder, name, to)]
+    lines = [HEAD, ("---",) * len(HEAD), *rows]
+    return "\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def _difference(folder: Path, name: str, method: str, to: str = "adamw") -> str:
+    row = _row(folder, name, method, to)
+    return difference(row.paired, row.metric)
+
+
+def _gain(folder: Path, name: str, method: str, to: str = "adamw") -> str:
+    return _difference(folder, name, method, to).lstrip(f"+{MINUS}")
+
+
+def _final(folder: Path, name: str, method: str) -> str:
+    return _row(folder, name, method).cells()[3]
+
+
+def _seconds(folder: Path, name: str, method: str) -> str:
+    runs = _row(folder, name, method).runs.values()
+    return show_seconds(fmean(line["seconds"] for line in runs))
+
+
+def _runs(folder: Path, name: str) -> str:
+    return str(len(read_kept(folder / f"{name}.jsonl")))
+
+
+_KINDS: dict[str, Callable[..., str]] = {
+    "compare": _table,
+    "difference": _difference,
+    "gain": _gain,
+    "final": _final,
+    "seconds": _seconds,
+    "runs": _runs,
+}
