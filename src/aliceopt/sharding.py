@@ -16,6 +16,7 @@ from torch import Tensor, nn
 __all__ = [
     "Block",
     "align_gradients_",
+    "as_part_of",
     "block_of",
     "check_seen",
     "devices_of",
@@ -25,6 +26,7 @@ __all__ = [
     "recover",
     "reshard",
     "sum_over_shards",
+    "whole",
 ]
 
 
@@ -56,6 +58,26 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.detach()
     shard: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     return shard
+
+
+def as_part_of(like: Tensor, shard: Tensor) -> Tensor:
+    """A local tensor as the shard of a DTensor that is placed like another; else itself."""
+    if not is_dtensor(like):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    return DTensor.from_local(
+        shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, or all of a DTensor, gathered."""
+    if not is_dtensor(tensor):
+        return tensor
+    gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return gathered
 
 
 def _mesh_dims(tensor: Tensor) -> list[tuple[Any, Any, int]]:

@@ -336,3 +336,17 @@ def test_what_could_be_wrong_is_refused(outcomes: Outcomes, case: str, words: st
         assert result[case] is not None
         assert words in result[case]
         assert result["the model"] is None
+
+
+# ---- instruments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_sensitivity_is_that_of_one_process(outcomes: Outcomes, kind: str) -> None:
+    """All terms and errors, on the global batch; resumed to the bit, and nothing was moved."""
+    alone = outcomes.of("sensitivity alone")[0]["found"]
+    for result in outcomes.of(f"sensitivity {kind}"):
+        for got, expected in zip(result["found"], alone, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+        assert identical(result["found"], result["resumed"])
+        assert identical(result["before"], result["after"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from aliceopt import Alice
+from aliceopt.compress import TERMS, sensitivity
 from aliceopt.signs import block_signs, sign_key
 from aliceopt.site import Draw, Site, signs_of
 
@@ -55,6 +57,7 @@ from dist_worker import (
     sharded,
     train,
     validation,
+    whole,
     wrapped,
 )
 
@@ -329,6 +332,33 @@ def overflow() -> Result:
     return {"counts": counts, "moved": moved, "scale": scaler.get_scale()}
 
 
+def measured_sensitivity(run: Run) -> Result:
+    """All terms at two radii over five batches, whole and resumed after three; what was left."""
+    model, terms = wrapped(run), TERMS
+    before = [whole(parameter) for parameter in model.parameters()]
+
+    def measure(batches: int, **more: Any) -> list[Tensor]:
+        found = sensitivity(
+            model,
+            lambda step: backward(model, run, step),
+            range(batches),
+            (0.01, 0.05),
+            terms=terms,
+            errors=True,
+            **more,
+        ).full()
+        kept = [*found.means.values(), *found.spreads.values()]
+        return [tensor for there in kept for tensor in there.values()]
+
+    once = measure(5)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"kept-{dist.get_rank() if dist.is_initialized() else 0}"
+        measure(3, checkpoint=path)
+        resumed = measure(5, checkpoint=path)
+    after = [whole(parameter) for parameter in model.parameters()]
+    return {"found": once, "resumed": resumed, "before": before, "after": after}
+
+
 SCENARIOS: dict[str, Callable[[], Result]] = {
     "shard signs": shard_signs,
     "mixed precision": mixed_precision,
@@ -351,6 +381,9 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "plain fsdp accumulate": lambda: plain_loop(Run("fsdp", accumulate=True)),
     "local gradients": local_gradients,
     "overflow": overflow,
+    "sensitivity alone": lambda: measured_sensitivity(Run()),
+    "sensitivity ddp": lambda: measured_sensitivity(Run("ddp")),
+    "sensitivity fsdp": lambda: measured_sensitivity(FSDP),
 }
 
 

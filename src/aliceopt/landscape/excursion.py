@@ -24,7 +24,7 @@ from ..site import Draw, Site, signs_of, state_dtype
 from ..warning import warn
 from ..watching import BufferWatch
 
-__all__ = ["Visit", "excursion", "grid_radius", "named_parameters", "sites_of"]
+__all__ = ["Visit", "excursion", "grid_radius", "inner_name", "named_parameters", "sites_of"]
 
 Visit = Callable[[Draw, float], list[Tensor | None]]
 """``visit(draw, multiple)``: gradients at center + multiple * radius * signs, one a site."""
@@ -97,7 +97,7 @@ def named_parameters(
         check_model(target)
         reshard(target)  # an unsharded FSDP2 module has other parameters
         named = target.named_parameters(remove_duplicate=False)
-        return {_inner_name(name): param for name, param in named}, target
+        return {inner_name(name): param for name, param in named}, target
     if isinstance(target, Tensor) or not isinstance(target, Iterable):
         raise ValueError(
             f"a torch.nn.Module or its parameters are needed, got {type(target).__name__}"
@@ -111,7 +111,8 @@ def named_parameters(
     return found, None
 
 
-def _inner_name(name: str) -> str:
+def inner_name(name: str) -> str:
+    """A parameter's name inside wrappers such as DistributedDataParallel."""
     while name.startswith(_WRAPPERS):
         name = name.partition(".")[2]
     return name

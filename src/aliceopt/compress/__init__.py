@@ -1,0 +1,43 @@
+"""Removing and rounding weights: finite moves, judged by curvature over a finite radius.
+
+========================== ======================================================================
+`sensitivity`              how the loss minds a move of every weight, from ordinary gradients
+`predicted_increase`       what removing a set of weights should cost, by Theorem 4's terms
+`prune`                    masks, as torch.nn.utils.prune has them: unstructured or 2:4
+`recalibrate`              BatchNorm statistics of what is left
+`bits`                     how many bits every layer deserves, and the scales to round with
+========================== ======================================================================
+"""
+
+from .criteria import CRITERIA, input_norms, scores, tempering
+from .increase import Increase, measured_increase, predicted_increase, removal
+from .pruning import Pruned, masks_of, prune, tempering_for
+from .recalibration import recalibrate
+from .rounding import Rounding, bits, rounded
+from .sensitivity import TERMS, Sensitivity, default_radius, sensitivity
+from .weights import Weight, weights_of
+
+__all__ = [
+    "CRITERIA",
+    "TERMS",
+    "Increase",
+    "Pruned",
+    "Rounding",
+    "Sensitivity",
+    "Weight",
+    "bits",
+    "default_radius",
+    "input_norms",
+    "masks_of",
+    "measured_increase",
+    "predicted_increase",
+    "prune",
+    "recalibrate",
+    "removal",
+    "rounded",
+    "scores",
+    "sensitivity",
+    "tempering",
+    "tempering_for",
+    "weights_of",
+]

@@ -1,0 +1,192 @@
+"""Which weights matter least: the criteria that are in use, and ours, each a score a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .sensitivity import Sensitivity
+from .weights import Weight, weights_of
+
+__all__ = ["CRITERIA", "TEMPER", "input_norms", "scores", "tempering"]
+
+TEMPER = 0.75
+"""The default exponent of a curvature; the documentation says where it comes from."""
+
+_TINY = 1e-30  # keeps the order of weights where a curvature is zero
+
+
+def _magnitude(w: Tensor, _: Tensor, temper: float) -> Tensor:
+    return w.abs()
+
+
+def _first(w: Tensor, grad: Tensor, temper: float) -> Tensor:
+    return (w * grad).abs()
+
+
+def _second(w: Tensor, h: Tensor, temper: float) -> Tensor:
+    return (h + _TINY).pow_(temper).mul_(w.square())
+
+
+def _inputs(w: Tensor, norms: Tensor, temper: float) -> Tensor:
+    return w.abs() * norms
+
+
+def tempering(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """The slope of log curvature after a removal on log curvature before it, over all weights.
+
+    Where much is removed, curvatures move towards each other: those that were far above the others
+    fall, those far below rise. The best guess of log h over the way is then not log h but this
+    share of it, which is the exponent to score with. Zeros on either side are left out.
+    """
+    pairs = [(before[name].flatten(), after[name].to(before[name]).flatten()) for name in before]
+    x, y = (torch.cat(part).double() for part in zip(*pairs, strict=True))
+    told = (x > 0) & (y > 0)
+    x, y = x[told].log(), y[told].log()
+    x, y = x - x.mean(), y - y.mean()
+    spread = x.square().sum()
+    if spread == 0:
+        raise ValueError("there is no slope: all curvatures are equal, or fewer than two are known")
+    return float((x * y).sum() / spread)
+
+
+CRITERIA: dict[str, tuple[str, Callable[[Tensor, Tensor, float], Tensor]]] = {
+    "magnitude": ("", _magnitude),
+    "taylor": ("gradient", _first),
+    "fisher": ("fisher", _second),
+    "curvature": ("abs", _second),
+    "signed": ("signed", _second),
+    "free": ("free", _second),
+    "wanda": ("", _inputs),
+}
+"""By name: the term of the sensitivity that is needed, and the score."""
+
+
+def scores(
+    model: nn.Module,
+    measured: Sensitivity | None = None,
+    criterion: str = "curvature",
+    *,
+    radius: float | None = None,
+    temper: float | None = None,
+    norms: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """How much every weight is worth: the smallest go first.
+
+    =========== ======================= =====================================================
+    curvature   ``h^temper w^2``        h by "abs"; with "signed" or "free" by those
+    fisher      ``(F^temper) w^2``      F by squared gradients of batches; 1/2 is a good temper
+    magnitude   ``|w|``
+    taylor      ``|g w|``
+    wanda       ``|w| |x|``             x: the layer's inputs, from `input_norms`
+    =========== ======================= =====================================================
+
+    ``temper`` is `TEMPER` for curvatures and 1 for Fisher, as published, unless given. Weights that
+    a mask has removed already score minus infinity.
+    """
+    if criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}")
+    term, score = CRITERIA[criterion]
+    exponent = temper if temper is not None else 1.0 if criterion == "fisher" else TEMPER
+    if not 0 < exponent <= 2:
+        raise ValueError(f"temper must be a number in (0, 2], got {temper!r}")
+    needed = _needed(criterion, term, measured, radius, norms)
+    weights = weights_of(model, needed)
+    with torch.no_grad():
+        return {
+            name: _score(weight, score, None if needed is None else needed[name], exponent)
+            for name, weight in weights.items()
+        }
+
+
+def _needed(
+    criterion: str,
+    term: str,
+    measured: Sensitivity | None,
+    radius: float | None,
+    norms: dict[str, Tensor] | None,
+) -> dict[str, Tensor] | None:
+    if criterion == "wanda":
+        if norms is None:
+            raise ValueError("criterion 'wanda' needs norms=input_norms(model, forward, batches)")
+        return norms
+    if not term:
+        return None
+    if measured is None:
+        raise ValueError(f"criterion {criterion!r} needs a sensitivity with the term {term!r}")
+    if term in ("abs", "signed", "free"):
+        return measured.curvature(term, radius)
+    return measured.mean(term)
+
+
+def _score(
+    weight: Weight,
+    score: Callable[[Tensor, Tensor, float], Tensor],
+    needed: Tensor | None,
+    temper: float,
+) -> Tensor:
+    w = weight.values().float()
+    if needed is not None and needed.numel() > w.shape[1] and needed.shape != w.shape:
+        raise ValueError(
+            f"what was measured of {weight.name!r} has shape {tuple(needed.shape)}, the weight "
+            f"{tuple(w.shape)}"
+        )
+    found = score(w, w if needed is None else needed.to(w), temper)
+    return found if weight.mask is None else found.masked_fill(weight.mask == 0, -torch.inf)
+
+
+def input_norms(
+    model: nn.Module, forward: Callable[[Any], Any], batches: Iterable[Any]
+) -> dict[str, Tensor]:
+    """The norm of every input feature of every layer over some batches, shaped as its weight.
+
+    For linear layers the feature, for convolutions the pixel of the input that a weight meets.
+    """
+    weights = weights_of(model)
+    sums: dict[str, Tensor] = {}
+    with _listening(weights, sums), torch.no_grad():
+        for batch in batches:
+            forward(batch)
+    if not sums:
+        raise ValueError("no layer was called: forward must run the model")
+    norms = {name: total.sqrt().float() for name, total in sums.items()}
+    return {n: norm.expand_as(weights[n].parameter).contiguous() for n, norm in norms.items()}
+
+
+@contextmanager
+def _listening(weights: dict[str, Weight], sums: dict[str, Tensor]) -> Iterator[None]:
+    """Add squares of inputs up while layers are called."""
+
+    def hook(name: str) -> Callable[..., None]:
+        def hear(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            square = _squared_inputs(layer, args[0].detach())
+            sums[name] = sums[name] + square if name in sums else square
+
+        return hear
+
+    handles = [w.layer.register_forward_pre_hook(hook(name)) for name, w in weights.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _squared_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """Sum of squares a feature, in the shape of one row of the weight."""
+    if isinstance(layer, nn.Linear):
+        return inputs.double().square().flatten(0, -2).sum(0)
+    if isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
+        columns = nn.functional.unfold(
+            inputs.float(),
+            layer.kernel_size,
+            layer.dilation,
+            layer.padding,  # type: ignore[arg-type]
+            layer.stride,
+        )
+        return columns.double().square().sum((0, 2)).view(layer.weight.shape[1:])
+    raise ValueError(f"input norms of a {type(layer).__name__} like this one are not known")

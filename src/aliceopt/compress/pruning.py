@@ -1,0 +1,197 @@
+"""Remove the weights that score least, with masks that torch.nn.utils.prune understands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+from ..sharding import is_dtensor
+from .criteria import scores, tempering
+from .sensitivity import Sensitivity
+from .weights import Weight, weights_of
+
+__all__ = ["Pruned", "masks_of", "prune", "tempering_for"]
+
+SCOPES = ("global", "layer")
+STRUCTURES = ("unstructured", "2:4")
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was removed: the share of all weights, and that of every layer.
+
+    ``dense`` names layers that 2:4 left alone, because their rows have no whole number of fours.
+    """
+
+    sparsity: float
+    layers: dict[str, float]
+    dense: tuple[str, ...] = ()
+
+
+def prune(
+    model: nn.Module,
+    measured: Sensitivity | Mapping[str, Tensor],
+    sparsity: float = 0.5,
+    *,
+    scope: str = "global",
+    structure: str = "unstructured",
+    criterion: str = "curvature",
+    temper: float | None = None,
+    recompute: int = 1,
+    measure: Callable[[], Sensitivity] | None = None,
+) -> Pruned:
+    """Mask the least of a model's weights, in place.
+
+    Every layer gets the buffer ``weight_mask`` and the parameter ``weight_orig``, as
+    torch.nn.utils.prune does it: masked weights stay zero in training, and
+    ``torch.nn.utils.prune.remove(layer, "weight")`` makes it final. If anything is wrong, nothing
+    is changed.
+
+    Args:
+        model: its linear and convolution layers, see `weights_of`.
+        measured: a sensitivity, or scores by name.
+        sparsity: the share to be removed, of all weights that were measured, those removed before
+            included; with "2:4" it is one half.
+        scope: "global" compares all weights with each other, "layer" removes that share of each.
+        structure: "unstructured", or "2:4", two of every four neighbours in a row of inputs.
+        criterion: see `scores`.
+        temper: see `scores`.
+        recompute: rounds, between which ``measure`` is asked for a new sensitivity; the share that
+            is kept falls by the same factor in each.
+        measure: measures the model as it is then.
+    """
+    _check(sparsity, scope, structure, recompute, measure)
+    if recompute > 1 and not isinstance(measured, Sensitivity):
+        raise ValueError("recompute needs a sensitivity to start from, not scores")
+    kept = 1 - sparsity
+    found = None
+    for turn in range(1, recompute + 1):
+        if turn > 1:
+            assert measure is not None
+            measured = measure()
+        share = 1 - kept ** (turn / recompute)
+        worth = (
+            scores(model, measured, criterion, temper=temper)
+            if isinstance(measured, Sensitivity)
+            else dict(measured)
+        )
+        weights = _fitting(model, worth)
+        chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
+        found = _apply(weights, chosen, dense)
+    assert found is not None
+    return found
+
+
+def masks_of(
+    worth: Mapping[str, Tensor], sparsity: float, *, scope: str, structure: str = "unstructured"
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Boolean masks of what is kept, and the layers that 2:4 leaves dense.
+
+    Exactly the number asked for is removed: of equal scores, those that come first.
+    """
+    if structure == "2:4":
+        fit = {name: score for name, score in worth.items() if score.flatten(1).shape[1] % 4 == 0}
+        masks = {name: _two_of_four(score) for name, score in fit.items()}
+        return masks, tuple(name for name in worth if name not in fit)
+    groups = [dict(worth)] if scope == "global" else [{name: s} for name, s in worth.items()]
+    masks = {}
+    for group in groups:
+        flat = torch.cat([score.flatten() for score in group.values()])
+        mask = torch.ones_like(flat, dtype=torch.bool)
+        order = torch.argsort(flat, stable=True)
+        mask[order[: round(sparsity * len(flat))]] = False
+        parts = mask.split([score.numel() for score in group.values()])
+        masks |= {
+            name: part.view_as(score)
+            for (name, score), part in zip(group.items(), parts, strict=True)
+        }
+    return masks, ()
+
+
+def tempering_for(
+    model: nn.Module,
+    measured: Sensitivity,
+    sparsity: float,
+    measure: Callable[[Mapping[str, Tensor]], Sensitivity],
+    *,
+    scope: str = "global",
+) -> float:
+    """The exponent that suits a sparsity: `tempering` by a removal on trial.
+
+    ``measure`` is given where the weights would be (pass it on as ``center``) and measures there;
+    the model itself is not changed. Fewer batches than for the scores will do.
+    """
+    _check(sparsity, scope, "unstructured", 1, None)
+    masks, _ = masks_of(scores(model, measured), sparsity, scope=scope)
+    weights = weights_of(model, masks)
+    center = {name: weights[name].parameter.detach() * mask for name, mask in masks.items()}
+    return tempering(measured.curvature(), measure(center).curvature())
+
+
+def _two_of_four(score: Tensor) -> Tensor:
+    fours = score.flatten(1).unflatten(1, (-1, 4))
+    best = fours.topk(2, dim=-1).indices
+    mask = torch.zeros_like(fours, dtype=torch.bool).scatter_(-1, best, True)
+    return mask.flatten(1).view_as(score)
+
+
+def _check(
+    sparsity: float,
+    scope: str,
+    structure: str,
+    recompute: int,
+    measure: Callable[[], object] | None,
+) -> None:
+    number = isinstance(sparsity, int | float) and not isinstance(sparsity, bool)
+    if not number or not 0 < sparsity < 1 or not math.isfinite(sparsity):
+        raise ValueError(f"sparsity must be a number in (0, 1), got {sparsity!r}")
+    if scope not in SCOPES:
+        raise ValueError(f"scope must be one of {', '.join(SCOPES)}; got {scope!r}")
+    if structure not in STRUCTURES:
+        raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}; got {structure!r}")
+    if structure == "2:4" and (sparsity != 0.5 or recompute != 1):
+        raise ValueError(
+            f"2:4 removes one half in one round; got sparsity {sparsity!r}, recompute {recompute!r}"
+        )
+    if not isinstance(recompute, int) or isinstance(recompute, bool) or recompute < 1:
+        raise ValueError(f"recompute must be a whole number >= 1, got {recompute!r}")
+    if recompute > 1 and measure is None:
+        raise ValueError(
+            f"recompute={recompute} needs measure, a function that measures the model as it is then"
+        )
+
+
+def _fitting(model: nn.Module, worth: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """The weights that are scored; every score must fit, and be a number."""
+    weights = weights_of(model, worth)
+    for name, score in worth.items():
+        parameter = weights[name].parameter
+        if is_dtensor(parameter):
+            raise ValueError(f"{name!r} is sharded: prune the whole model in one process")
+        if score.shape != parameter.shape:
+            raise ValueError(
+                f"the score of {name!r} has shape {tuple(score.shape)}, the weight "
+                f"{tuple(parameter.shape)}"
+            )
+        if score.isnan().any():
+            raise ValueError(f"the score of {name!r} is not a number in places")
+    return weights
+
+
+def _apply(
+    weights: Mapping[str, Weight], masks: Mapping[str, Tensor], dense: tuple[str, ...]
+) -> Pruned:
+    for name, mask in masks.items():
+        torch_prune.custom_from_mask(weights[name].layer, "weight", mask)
+    left = {
+        name: int(masks[name].sum()) if name in masks else w.parameter.numel()
+        for name, w in weights.items()
+    }
+    sizes = {name: weight.parameter.numel() for name, weight in weights.items()}
+    shares = {name: 1 - left[name] / sizes[name] for name in weights}
+    return Pruned(1 - sum(left.values()) / sum(sizes.values()), shares, dense)

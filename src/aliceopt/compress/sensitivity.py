@@ -1,0 +1,372 @@
+"""How the loss minds a move of each weight, over a distance and not at a point.
+
+Removing a weight moves it by its whole size, and many go at once. So all weights are displaced
+together, by ``lambda t`` with random signs t, and the gradient is compared between the two sides::
+
+    x = (g(w + lambda t) - g(w - lambda t)) / (2 lambda)          H t, averaged over the way
+
+What is averaged over batches, each with signs of its own:
+
+========== ================================== =================================================
+abs        ``|x|``                            size of a row of the Hessian
+signed     ``t x``                            the diagonal, unbiased
+free       ``(g+ - g0)(g0 - g-)/lambda^2``    a row's square, to which single kinks add nothing
+glass      ``(2/lambda)((g+ + g-)/2 - g0)^2`` density of gradient jumps
+gradient   ``g0``                             the first-order term
+fisher     ``g0^2``                           of batch means
+========== ================================== =================================================
+
+Only the first two do without the gradient at the center.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..landscape.excursion import Visit, excursion, sites_of
+from ..sharding import as_part_of, local, sum_over_shards, whole
+from ..site import Draw, Site, signs_of, state_dtype
+from .weights import weights_of
+
+__all__ = ["TERMS", "Sensitivity", "default_radius", "sensitivity"]
+
+TERMS = ("abs", "signed", "free", "glass", "gradient", "fisher")
+_SIDES = ("abs", "signed", "free", "glass")
+_CENTER = ("free", "glass", "gradient", "fisher")
+_STREAM = 0x636D7072 << 32  # other signs than an optimizer of the same seed
+
+Key = tuple[str, float]
+"""A term and its radius; 0 for terms that have none."""
+
+
+@dataclass
+class Sensitivity:
+    """Running averages over ``batches``, by term, radius and name of the weight.
+
+    ``spreads`` holds sums of squared deviations where errors were asked for, else nothing.
+    """
+
+    radii: tuple[float, ...]
+    terms: tuple[str, ...]
+    seed: int
+    batches: int = 0
+    gradients: int = 0
+    means: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    spreads: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+
+    def mean(self, term: str, radius: float | None = None) -> dict[str, Tensor]:
+        """The average of a term; the radius may be left out where there is one."""
+        return self.means[self._key(term, radius)]
+
+    def error(self, term: str, radius: float | None = None) -> dict[str, Tensor]:
+        """The standard error of the average, over batches and signs."""
+        key = self._key(term, radius)
+        if key not in self.spreads:
+            raise ValueError(f"no errors of {term!r} were kept: measure with errors=True")
+        if self.batches < 2:
+            raise ValueError("a standard error needs two batches or more, got 1")
+        scale = 1 / (self.batches * (self.batches - 1))
+        return {name: (spread * scale).sqrt() for name, spread in self.spreads[key].items()}
+
+    def curvature(self, term: str = "abs", radius: float | None = None) -> dict[str, Tensor]:
+        """A term as a curvature, loss / length^2 and not negative.
+
+        The average itself for "abs", its size for "signed", its root for "free", where what came
+        out negative counts as zero.
+        """
+        if term not in ("abs", "signed", "free"):
+            raise ValueError(f"abs, signed and free are curvatures, got {term!r}")
+        mean = self.mean(term, radius)
+        if term == "free":
+            return {name: value.clamp(min=0).sqrt() for name, value in mean.items()}
+        return {name: value.abs() for name, value in mean.items()}
+
+    def _key(self, term: str, radius: float | None) -> Key:
+        if term not in self.terms:
+            raise ValueError(f"{term!r} was not measured; there is {', '.join(self.terms)}")
+        if term not in _SIDES:
+            return term, 0.0
+        if radius is None and len(self.radii) > 1:
+            raise ValueError(f"which radius? There are {', '.join(f'{r:g}' for r in self.radii)}")
+        chosen = self.radii[0] if radius is None else radius
+        if chosen not in self.radii:
+            said = ", ".join(f"{r:g}" for r in self.radii)
+            raise ValueError(f"radius {radius!r} was not measured; there is {said}")
+        return term, chosen
+
+    def full(self) -> Sensitivity:
+        """The same with whole tensors in every process, where weights are sharded."""
+        means, spreads = (
+            {
+                key: {name: whole(value) for name, value in there.items()}
+                for key, there in kept.items()
+            }
+            for kept in (self.means, self.spreads)
+        )
+        return replace(self, means=means, spreads=spreads)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in types that torch.load reads with weights_only."""
+        names = ("radii", "terms", "seed", "batches", "gradients", "means", "spreads")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Sensitivity:
+        """What `state_dict` gave."""
+        return cls(**state)
+
+
+def default_radius(model: nn.Module, names: Iterable[str] | None = None) -> float:
+    """As far as weights move, root mean square over all, when the smaller half is removed.
+
+    >>> layer = nn.Linear(4, 1, bias=False)
+    >>> layer.weight.data = torch.tensor([[1.0, -1.0, 5.0, 7.0]])
+    >>> round(default_radius(layer), 4)  # sqrt((1 + 1) / 4)
+    0.7071
+    """
+    weights = weights_of(model, names).values()
+    sizes = torch.cat([whole(weight.values()).abs().float().flatten() for weight in weights])
+    removed = sizes.sort().values[: len(sizes) // 2]
+    radius = math.sqrt(removed.double().square().sum().item() / len(sizes))
+    if radius == 0:
+        raise ValueError("half of the weights are zero already: give the radius of the probes")
+    return radius
+
+
+def sensitivity(
+    model: nn.Module,
+    closure: Callable[[Any], Any],
+    batches: Iterable[Any],
+    radius: float | Sequence[float] | None = None,
+    *,
+    terms: Sequence[str] = ("abs",),
+    names: Iterable[str] | None = None,
+    errors: bool = False,
+    seed: int = 0,
+    center: Mapping[str, Tensor] | None = None,
+    checkpoint: str | Path | None = None,
+    every: int = 16,
+    progress: Callable[[int], Any] | None = None,
+) -> Sensitivity:
+    """Measure the sensitivity of a model's weights on some batches.
+
+    Two gradients a batch and radius, and one at the center if a term needs it. Nothing is left
+    behind: parameters, gradients, buffers and random state are as before, also if it fails. Put
+    the model into eval mode first, unless the one in training mode is to be pruned. With several
+    processes the closure must be collective, and every process must call.
+
+    Args:
+        model: whose linear and convolution layers are measured, see `weights_of`.
+        closure: forward and backward on one batch, which it is given.
+        batches: in the same order if the measurement is to be resumed.
+        radius: of the probes, in units of the weights, or several; None: `default_radius`.
+        terms: some of `TERMS`; each keeps one tensor as large as the weights, a radius.
+        names: of the weights, all by default.
+        errors: keep a second tensor a term, for `Sensitivity.error`.
+        seed: of the signs; torch's random state is not used.
+        center: where to measure, by name; None: at the weights as they stand.
+        checkpoint: a file, written at every ``every``-th batch and at the end; if it is there
+            already, the measurement goes on from it, to the same bits. With sharded weights each
+            process has its own, the rank behind its name.
+        progress: called with the number of batches done.
+    """
+    if not callable(closure):
+        raise ValueError(f"closure must be callable, got {type(closure).__name__}")
+    weights = weights_of(model, names)
+    radii = _checked_radii(default_radius(model, names) if radius is None else radius)
+    tensors = {name: weight.parameter for name, weight in weights.items()}
+    sites = sites_of(tensors, model, radii[0], center)
+    path = None if checkpoint is None else _own_path(Path(checkpoint), sites.values())
+    found = _started(Sensitivity(radii, _checked_terms(terms), seed), path, sites, errors)
+    for batch in islice(batches, found.batches, None):
+        unique = list(sites.values())
+        looking = excursion(unique, model, partial(closure, batch), radii[-1] / radii[0])
+        with looking as (visit, reach), torch.no_grad():
+            _measure(found, sites, visit, reach)
+        found.batches += 1
+        if path is not None and found.batches % every == 0:
+            _save(found, path)
+        if progress is not None:
+            progress(found.batches)
+    if found.batches == 0:
+        raise ValueError("there are no batches: nothing was measured")
+    if path is not None:
+        _save(found, path)
+    return _distributed(found, sites)
+
+
+def _checked_radii(radius: Any) -> tuple[float, ...]:
+    radii = tuple(radius) if isinstance(radius, Sequence) else (radius,)
+    for value in radii:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            raise ValueError(f"radius must be a number in (0, inf), got {value!r}")
+    if not radii or len(set(radii)) < len(radii):
+        raise ValueError(f"radius must be different numbers in (0, inf), got {radius!r}")
+    return tuple(sorted(float(value) for value in radii))
+
+
+def _checked_terms(terms: Any) -> tuple[str, ...]:
+    wanted = (terms,) if isinstance(terms, str) else tuple(terms)
+    for term in wanted:
+        if term not in TERMS:
+            raise ValueError(f"terms must be some of {', '.join(TERMS)}; got {term!r}")
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise ValueError(f"terms must be one or more different ones, got {terms!r}")
+    return wanted
+
+
+def _own_path(path: Path, sites: Iterable[Site]) -> Path:
+    sharded = any(site.sharded for site in sites)
+    return path.with_name(f"{path.name}.{torch.distributed.get_rank()}") if sharded else path
+
+
+def _started(
+    wanted: Sensitivity, path: Path | None, sites: Mapping[str, Site], errors: bool
+) -> Sensitivity:
+    """Averages of nothing yet, or those of a checkpoint, which must be of the same kind."""
+    keys = [
+        (term, radius)
+        for term in wanted.terms
+        for radius in (wanted.radii if term in _SIDES else (0.0,))
+    ]
+    if path is None or not path.exists():
+        for key in keys:
+            for kept in (wanted.means, wanted.spreads) if errors else (wanted.means,):
+                kept[key] = {name: _zeros(site) for name, site in sites.items()}
+        return wanted
+    there = Sensitivity.from_state_dict(torch.load(path, weights_only=True))
+    wanted_, there_ = _kind(wanted), _kind(there)
+    shapes = {name: tuple(_zeros(site).shape) for name, site in sites.items()}
+    if wanted_ != there_ or bool(there.spreads) != errors:
+        raise ValueError(
+            f"{str(path)!r} was measured with {there_}, not {wanted_}: another measurement needs "
+            "another checkpoint"
+        )
+    if {name: tuple(mean.shape) for name, mean in there.means[keys[0]].items()} != shapes:
+        raise ValueError(f"{str(path)!r} is of a model with other weights")
+    for values in (*there.means.values(), *there.spreads.values()):
+        values.update({name: values[name].to(_zeros(site)) for name, site in sites.items()})
+    return there
+
+
+def _kind(found: Sensitivity) -> str:
+    radii = ", ".join(f"{radius:g}" for radius in found.radii)
+    return f"radius {radii}, terms {', '.join(found.terms)}, seed {found.seed}"
+
+
+def _zeros(site: Site) -> Tensor:
+    return torch.zeros_like(local(site.param), dtype=state_dtype(site.param))
+
+
+def _save(found: Sensitivity, path: Path) -> None:
+    beside = path.with_name(path.name + ".writing")
+    torch.save(found.state_dict(), beside)
+    beside.replace(path)
+
+
+def _distributed(found: Sensitivity, sites: Mapping[str, Site]) -> Sensitivity:
+    """The averages of sharded weights as the distributed tensors that they are parts of."""
+    for kept in (*found.means.values(), *found.spreads.values()):
+        kept.update({name: as_part_of(sites[name].param, kept[name]) for name in kept})
+    return found
+
+
+def _measure(
+    found: Sensitivity,
+    sites: Mapping[str, Site],
+    visit: Visit,
+    reach: Callable[[Site], Tensor],
+) -> None:
+    """One batch: its samples go into the averages."""
+    draw, number = Draw(found.seed ^ _STREAM, found.batches), found.batches + 1
+    center: list[Tensor] = []
+    if any(term in _CENTER for term in found.terms):
+        center = _taken(visit(draw, 0.0), sites, number)
+        found.gradients += 1
+        _add(found, sites, "gradient", 0.0, center)
+        _add(found, sites, "fisher", 0.0, [g.square() for g in center])
+    for radius in found.radii if any(term in _SIDES for term in found.terms) else ():
+        multiple = radius / found.radii[0]
+        plus = _taken(visit(draw, multiple), sites, number)
+        minus = _taken(visit(draw, -multiple), sites, number)
+        found.gradients += 2
+        for i, site in enumerate(sites.values()):
+            far = multiple * reach(site)
+            samples = _samples(found.terms, site, draw, far, plus[i], minus[i], center[i : i + 1])
+            for term, sample in samples.items():
+                _add_one(found, (term, radius), list(sites)[i], sample)
+
+
+def _taken(grads: Sequence[Tensor | None], sites: Mapping[str, Site], number: int) -> list[Tensor]:
+    """Gradients in state precision and memory of their own; one that is not given is zero."""
+    if all(grad is None for grad in grads):
+        raise ValueError(
+            f"batch {number}: the closure left no gradient in any weight; it must call backward()"
+        )
+    taken = [
+        _zeros(site) if grad is None else grad.to(state_dtype(site.param), copy=True)
+        for grad, site in zip(grads, sites.values(), strict=True)
+    ]
+    sums = torch.stack(  # over shards, so that all processes say the same
+        [
+            sum_over_shards(grad.double().sum(), site.param)
+            for grad, site in zip(taken, sites.values(), strict=True)
+        ]
+    )
+    if not sums.isfinite().all():
+        name = list(sites)[int((~sums.isfinite()).nonzero()[0])]
+        raise ValueError(f"batch {number}: the gradient of {name!r} is not finite")
+    return taken
+
+
+def _samples(
+    terms: Sequence[str],
+    site: Site,
+    draw: Draw,
+    far: Tensor,
+    plus: Tensor,
+    minus: Tensor,
+    center: Sequence[Tensor],
+) -> dict[str, Tensor]:
+    """What one batch says of a weight, at one radius; zero where it could not move."""
+    inverse = torch.where(far > 0, 1 / far, 0.0)
+    found = {}
+    if "abs" in terms or "signed" in terms:
+        x = (plus - minus).mul_(inverse).mul_(0.5)
+        if "signed" in terms:
+            found["signed"] = x * signs_of(site, draw)
+        if "abs" in terms:
+            found["abs"] = x.abs_()
+    if "free" in terms:
+        found["free"] = (plus - center[0]).mul_(center[0] - minus).mul_(inverse.square())
+    if "glass" in terms:
+        bent = (plus + minus).mul_(0.5).sub_(center[0])
+        found["glass"] = bent.square_().mul_(inverse).mul_(2)
+    return found
+
+
+def _add(
+    found: Sensitivity, sites: Mapping[str, Site], term: str, radius: float, values: list[Tensor]
+) -> None:
+    if term in found.terms:
+        for name, value in zip(sites, values, strict=True):
+            _add_one(found, (term, radius), name, value)
+
+
+def _add_one(found: Sensitivity, key: Key, name: str, sample: Tensor) -> None:
+    """Into the mean, and into the sum of squared deviations (Welford's way)."""
+    mean = found.means[key][name]
+    before = sample - mean
+    mean.add_(before, alpha=1 / (found.batches + 1))
+    if key in found.spreads:
+        found.spreads[key][name].add_(before.mul_(sample - mean))

@@ -1,0 +1,245 @@
+"""Masks: which weights go, that nothing else changes, and that torch reads them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune as torch_prune
+
+from aliceopt.compress import (
+    input_norms,
+    masks_of,
+    prune,
+    recalibrate,
+    scores,
+    sensitivity,
+    tempering,
+    tempering_for,
+    weights_of,
+)
+from compress_cases import Bowl, backward_of, everything_of, net_closure, small_net, some_batches
+
+
+def measured(net, **more):
+    return sensitivity(net, net_closure(net), some_batches(3), 0.01, **more)
+
+
+def test_on_a_diagonal_bowl_the_cheapest_set_goes():
+    """By the closed form ``h w^2 / 2``, against the cheapest of all sets of three."""
+    random = torch.Generator().manual_seed(3)
+    h = torch.rand(8, generator=random, dtype=torch.float64) + 0.1
+    start = torch.randn(8, generator=random, dtype=torch.float64)
+    bowl = Bowl(h.diag(), torch.zeros(8, dtype=torch.float64), start)
+    found = sensitivity(bowl, backward_of(bowl.loss), [1.0], 0.01)
+    before = bowl.loss(1.0).item()
+    sets = torch.combinations(torch.arange(8), 3)
+    cheapest = (0.5 * h * start**2)[sets].sum(1).min()
+    assert prune(bowl, found, 3 / 8, temper=1.0).sparsity == 3 / 8
+    left = bowl.layer.weight[0]
+    assert before - (0.5 * (h * left**2).sum()).item() == pytest.approx(float(cheapest))
+
+
+def test_masks_are_torchs_own_and_can_be_made_final():
+    net = small_net().eval()
+    found = prune(net, measured(net), 0.6)
+    total = sum(w.parameter.numel() for w in weights_of(net).values())
+    zeros = sum(int((w.mask == 0).sum()) for w in weights_of(net).values())
+    assert zeros == round(0.6 * total)
+    assert found.sparsity == pytest.approx(zeros / total)
+    assert torch_prune.is_pruned(net)
+    whole = net[0].weight_orig.clone()
+    output = net(some_batches(1)[0][0])
+    for weight in weights_of(net).values():
+        torch_prune.remove(weight.layer, "weight")
+    assert torch.equal(net(some_batches(1)[0][0]), output)
+    assert torch.equal(net[0].weight != 0, (net[0].weight == whole) & (whole != 0))
+
+
+def test_scope_layer_removes_the_same_share_of_each():
+    net = small_net().eval()
+    found = prune(net, measured(net), 0.5, scope="layer")
+    assert found.layers == {"0.weight": 0.5, "5.weight": 0.5}
+
+
+def test_two_of_four_keeps_the_better_two_of_every_four_inputs():
+    """Against all six pairs; the convolution's rows of nine have no whole number of fours."""
+    net = small_net().eval()
+    worth = scores(net, measured(net))
+    found = prune(net, worth, 0.5, structure="2:4")
+    assert found.dense == ("0.weight",)
+    mask = net[5].weight_mask.view(3, 16, 4)
+    assert (mask.sum(-1) == 2).all()
+    fours = worth["5.weight"].view(3, 16, 4)
+    pairs = torch.combinations(torch.arange(4), 2)
+    best = fours[..., pairs].sum(-1).amax(-1)
+    torch.testing.assert_close((fours * mask).sum(-1), best)
+    assert not hasattr(net[0], "weight_mask")
+
+
+def test_recomputing_asks_between_rounds_and_never_brings_a_weight_back():
+    net = small_net().eval()
+    seen = []
+
+    def measure():
+        masks = {name: weight.mask.clone() for name, weight in weights_of(net).items()}
+        seen.append(masks)
+        return measured(net)
+
+    found = prune(net, measured(net), 0.784, recompute=3, measure=measure)
+    total = sum(mask.numel() for mask in seen[0].values())
+    left = [sum(int(mask.sum()) for mask in masks.values()) for masks in seen]
+    assert left == [round(total * 0.6), round(total * 0.36)]
+    assert found.sparsity == pytest.approx(0.784, abs=1 / total)
+    for name, weight in weights_of(net).items():
+        assert (weight.mask <= seen[1][name]).all()
+        assert (seen[1][name] <= seen[0][name]).all()
+
+
+def test_masked_weights_stay_removed_in_training():
+    net = small_net()
+    prune(net, measured(net), 0.5)
+    gone = {name: weight.mask == 0 for name, weight in weights_of(net).items()}
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    for batch in some_batches(3):
+        optimizer.zero_grad()
+        net_closure(net)(batch)
+        optimizer.step()
+    for name, weight in weights_of(net).items():
+        assert (weight.values()[gone[name]] == 0).all()
+        assert (weight.values()[~gone[name]] != 0).any()
+
+
+@pytest.mark.parametrize(
+    ("criterion", "oracle"),
+    [
+        ("magnitude", lambda w, s: w.abs()),
+        ("taylor", lambda w, s: (w * s.mean("gradient")["5.weight"]).abs()),
+        ("fisher", lambda w, s: s.mean("fisher")["5.weight"] * w**2),
+        ("curvature", lambda w, s: s.mean("abs")["5.weight"] ** 0.75 * w**2),
+        ("free", lambda w, s: s.mean("free")["5.weight"].clamp(min=0) ** 0.375 * w**2),
+        ("signed", lambda w, s: s.mean("signed")["5.weight"].abs() ** 0.75 * w**2),
+    ],
+)
+def test_scores_are_what_their_formulas_say(criterion, oracle):
+    net = small_net().eval()
+    found = measured(net, terms=("abs", "signed", "free", "gradient", "fisher"))
+    score = scores(net, found, criterion)["5.weight"]
+    expected = oracle(net[5].weight.detach(), found)
+    torch.testing.assert_close(score, expected, rtol=1e-4, atol=1e-12)
+
+
+def test_wanda_weighs_by_the_norm_of_what_a_weight_meets():
+    """For the convolution against inputs cut out by hand, for the linear layer by a hook."""
+    net, batches = small_net().eval(), some_batches(2)
+    norms = input_norms(net, lambda batch: net(batch[0]), batches)
+    images = torch.cat([batch[0] for batch in batches])
+    for i in range(3):
+        for j in range(3):
+            met = images[:, 0, i : i + 4, j : j + 4]
+            assert norms["0.weight"][:, 0, i, j].tolist() == pytest.approx([met.norm().item()] * 4)
+    inputs = net[:5](images)
+    torch.testing.assert_close(norms["5.weight"][1], inputs.norm(dim=0))
+    wanda = scores(net, criterion="wanda", norms=norms)["5.weight"]
+    torch.testing.assert_close(wanda, net[5].weight.abs() * inputs.norm(dim=0))
+    assert not net[0]._forward_pre_hooks
+
+
+def test_the_slope_of_log_curvatures_is_found():
+    """Of a power law the exponent; noise that is independent of it changes nothing much."""
+    random = torch.Generator().manual_seed(0)
+    before = {"a": torch.randn(5000, generator=random).exp(), "b": torch.zeros(3)}
+    after = {"a": 3 * before["a"] ** 0.6, "b": torch.ones(3)}
+    assert tempering(before, after) == pytest.approx(0.6)
+    noisy = {"a": after["a"] * torch.randn(5000, generator=random).exp(), "b": torch.ones(3)}
+    assert tempering(before, noisy) == pytest.approx(0.6, abs=0.05)
+    with pytest.raises(ValueError, match="there is no slope"):
+        tempering({"a": torch.ones(4)}, {"a": torch.rand(4)})
+
+
+def test_a_removal_on_trial_measures_where_the_weights_would_be_and_changes_nothing():
+    net = small_net().eval()
+    found, before, centers = measured(net), everything_of(net), []
+
+    def measure(center):
+        centers.append(center)
+        return measured(net, center=center)
+
+    slope = tempering_for(net, found, 0.5, measure)
+    assert math.isfinite(slope)
+    (center,) = centers
+    total = sum(value.numel() for value in center.values())
+    assert sum(int((value == 0).sum()) for value in center.values()) == round(total / 2)
+    assert all(map(torch.equal, everything_of(net), before))
+
+
+def test_recalibration_is_the_plain_average_over_batches():
+    net, batches = small_net().train(), some_batches(3)
+    seen = [net[0](batch[0]) for batch in batches]
+    assert recalibrate(net, lambda batch: net(batch[0]), batches) == 1
+    means = torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0)
+    variances = torch.stack([x.var((0, 2, 3)) for x in seen]).mean(0)
+    torch.testing.assert_close(net[1].running_mean, means)
+    torch.testing.assert_close(net[1].running_var, variances)
+    assert net[1].momentum == 0.1
+    assert net[4].training
+    assert recalibrate(small_net(norm=False), lambda batch: None, []) == 0
+
+
+@pytest.mark.parametrize("batches", [[], "bad"])
+def test_a_recalibration_that_fails_leaves_the_statistics(batches):
+    net = small_net().train()
+    net(some_batches(1)[0][0])
+    before = everything_of(net)
+    with pytest.raises((ValueError, TypeError)):
+        recalibrate(net, lambda batch: net(batch), batches)
+    assert all(map(torch.equal, everything_of(net)[:-1], before[:-1]))
+    assert net.training
+    assert net[1].momentum == 0.1
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"sparsity": 1.2}, r"sparsity must be a number in \(0, 1\), got 1.2"),
+        ({"sparsity": 0.0}, "got 0.0"),
+        ({"sparsity": math.nan}, "got nan"),
+        ({"scope": "block"}, "scope must be one of global, layer; got 'block'"),
+        ({"structure": "channels"}, "structure must be one of unstructured, 2:4; got 'channels'"),
+        ({"structure": "2:4", "sparsity": 0.6}, "2:4 removes one half in one round"),
+        ({"recompute": 0}, "recompute must be a whole number >= 1, got 0"),
+        ({"recompute": 3}, "recompute=3 needs measure"),
+        ({"criterion": "luck"}, "criterion must be one of magnitude"),
+        ({"criterion": "taylor"}, "'gradient' was not measured; there is abs"),
+        ({"criterion": "wanda"}, "needs norms=input_norms"),
+        ({"temper": 0.0}, r"temper must be a number in \(0, 2\], got 0.0"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_changes_nothing(asked, told):
+    net = small_net()
+    found, before = measured(net), everything_of(net)
+    with pytest.raises(ValueError, match=told):
+        prune(net, found, **{"sparsity": 0.5, **asked})
+    assert all(map(torch.equal, everything_of(net), before))
+    assert not torch_prune.is_pruned(net)
+
+
+def test_a_sensitivity_of_another_model_is_refused():
+    found = measured(small_net())
+    other = nn.Sequential(nn.Conv2d(1, 2, 3), *[nn.Identity()] * 4, nn.Linear(64, 3))
+    with pytest.raises(
+        ValueError, match=r"what was measured of '0\.weight' has shape \(4, 1, 3, 3\)"
+    ):
+        prune(other, found, 0.5)
+    with pytest.raises(ValueError, match=r"'5\.weight' is no weight that can be removed"):
+        prune(nn.Sequential(nn.Conv2d(1, 4, 3)), found, 0.5)
+    worth = {"0.weight": torch.full((4, 1, 3, 3), math.nan)}
+    with pytest.raises(ValueError, match="is not a number in places"):
+        prune(small_net(), worth, 0.5)
+
+
+def test_of_equal_scores_as_many_go_as_were_asked_for():
+    masks, _ = masks_of({"a": torch.zeros(10, 10)}, 0.37, scope="global")
+    assert int((~masks["a"]).sum()) == 37
