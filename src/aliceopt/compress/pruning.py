@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from ..sharding import is_dtensor
-from .criteria import scores, tempering
+from .criteria import CRITERIA, TEMPER, scores, tempering
 from .sensitivity import Sensitivity
 from .weights import Weight, weights_of
 
@@ -119,6 +119,7 @@ def tempering_for(
     sparsity: float,
     measure: Callable[[Mapping[str, Tensor]], Sensitivity],
     *,
+    criterion: str = "curvature",
     scope: str = "global",
 ) -> float:
     """The exponent that suits a sparsity: `tempering` by a removal on trial.
@@ -127,10 +128,21 @@ def tempering_for(
     the model itself is not changed. Fewer batches than for the scores will do.
     """
     _check(sparsity, scope, "unstructured", 1, None)
-    masks, _ = masks_of(scores(model, measured), sparsity, scope=scope)
+    worth = scores(
+        model, measured, criterion, temper=TEMPER if criterion != "fisher" else TEMPER / 2
+    )
+    masks, _ = masks_of(worth, sparsity, scope=scope)
     weights = weights_of(model, masks)
     center = {name: weights[name].parameter.detach() * mask for name, mask in masks.items()}
-    return tempering(measured.curvature(), measure(center).curvature())
+    before, after = (_sizes(found, criterion) for found in (measured, measure(center)))
+    return tempering(before, after)
+
+
+def _sizes(found: Sensitivity, criterion: str) -> dict[str, Tensor]:
+    """A sensitivity as it goes into the score; the Fisher as what it is, a square, by its root."""
+    if criterion == "fisher":
+        return {name: mean.sqrt() for name, mean in found.mean("fisher").items()}
+    return found.curvature(CRITERIA[criterion][0])
 
 
 def _two_of_four(score: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ __all__ = [
     "check_data",
     "check_experiment",
     "data_root",
+    "devices",
     "launched",
     "missing",
     "print_experiment",
@@ -90,7 +91,7 @@ def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launch
         with connected(device, workers) as cluster:
             yield cluster
     else:
-        yield Local(_devices(device), workers)
+        yield Local(devices(device), workers)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _command() -> str:
     return shlex.join(["aliceopt", *(word for word in sys.argv[1:] if word not in again)])
 
 
-def _devices(device: str) -> list[str]:
+def devices(device: str) -> list[str]:
     """The devices that a name means; auto: every GPU, or the CPU."""
     count = torch.cuda.device_count()
     if device == "auto":

@@ -1,0 +1,114 @@
+"""A comparison of pruning criteria as a table, a decision and a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from aliceopt.lab.compression import ROWS, Result
+from aliceopt.lab.results.numbers import show_seconds
+from aliceopt.lab.results.paired import ALPHA, Paired
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["compression_table", "decision", "draw_compression"]
+
+OURS = ("point", "curvature", "free", "trial")
+
+
+def _at(results: Sequence[Result], criterion: str, sparsity: float) -> dict[int, Result]:
+    return {r.seed: r for r in results if (r.criterion, r.sparsity) == (criterion, sparsity)}
+
+
+def _sparsities(results: Sequence[Result]) -> list[float]:
+    return sorted({r.sparsity for r in results if r.sparsity})
+
+
+def _criteria(results: Sequence[Result]) -> list[str]:
+    there = {r.criterion for r in results}
+    return [name for name in ROWS if name in there]
+
+
+def compression_table(results: Sequence[Result], metric: str) -> Table:
+    """Loss and metric by criterion and sparsity, means over seeds."""
+    from rich import box
+    from rich.table import Table
+
+    sparsities = _sparsities(results)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("criterion", overflow="fold")
+    for sparsity in sparsities:
+        table.add_column(f"\u2212{100 * sparsity:g}%", justify="right", no_wrap=True)
+    for head in ("gradients", "seconds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    whole = _cell(list(_at(results, "none", 0.0).values()), metric)
+    table.add_row("none removed", *[whole] * len(sparsities), "", "")
+    for name in _criteria(results):
+        mine = [list(_at(results, name, sparsity).values()) for sparsity in sparsities]
+        flat = [r for cell in mine for r in cell]
+        cells = [_cell(cell, metric) for cell in mine]
+        cost = show_seconds(fmean(r.seconds for r in flat))
+        table.add_row(ROWS[name].label, *cells, str(flat[0].gradients), cost)
+    return table
+
+
+def _cell(results: Sequence[Result], metric: str) -> str:
+    """The mean loss, and the metric if it is another."""
+    loss = f"{fmean(r.loss for r in results):.3f}"
+    return loss if metric == "loss" else f"{loss} / {fmean(r.metric for r in results):.1f}"
+
+
+def decision(results: Sequence[Result]) -> list[str]:
+    """For every sparsity: the criterion to use, and whether its lead is more than chance."""
+    said = []
+    for sparsity in _sparsities(results):
+        losses = {
+            name: fmean(r.loss for r in _at(results, name, sparsity).values())
+            for name in _criteria(results)
+        }
+        first, *others = sorted(losses, key=lambda name: losses[name])
+        text = f"{100 * sparsity:g}%: {ROWS[first].label}, loss {losses[first]:.3f}"
+        if others:
+            text += f"; next {ROWS[others[0]].label}, {losses[others[0]]:.3f}"
+            text += f" ({_lead(results, first, others[0], sparsity)})"
+        said.append(text)
+    return said
+
+
+def _lead(results: Sequence[Result], first: str, second: str, sparsity: float) -> str:
+    mine, other = (_at(results, name, sparsity) for name in (first, second))
+    both = [other[seed].loss - r.loss for seed, r in mine.items() if seed in other]
+    if len(both) < 2:
+        return "one seed: no difference is established"
+    paired = Paired(tuple(both))
+    half = paired.half_width(ALPHA)
+    verdict = "established" if paired.mean > half else "not established"
+    return f"difference {paired.mean:.3f} \u00b1 {half:.3f}, {verdict}"
+
+
+def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
+    """Loss against the share removed, a line a criterion."""
+    from aliceopt.lab.figures import style
+    from aliceopt.lab.figures.outcomes import LOOKS
+
+    target = style.checked_path(path)
+    shown = [name for name in _criteria(results) if name not in ("taylor", "point", "free")]
+    sparsities = _sparsities(results)
+    with style.look():
+        figure = style.new_figure(3.2)
+        axes = figure.add_subplot()
+        whole = fmean(r.loss for r in _at(results, "none", 0.0).values())
+        axes.axhline(whole, color="0.6", lw=0.8)
+        for look, name in zip(LOOKS, shown, strict=False):
+            means = [fmean(r.loss for r in _at(results, name, s).values()) for s in sparsities]
+            style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"]}
+            percent = [100 * s for s in sparsities]
+            axes.plot(percent, means, label=ROWS[name].label, lw=1.2, ms=4, **style_of)
+        axes.set_xlabel("weights removed, %")
+        axes.set_ylabel("validation loss")
+        figure.legend(loc="outside right upper")
+        return style.save(figure, target)
