@@ -83,8 +83,8 @@ def three_layers() -> nn.Sequential:
 
 
 def of_curvature(*values: float) -> Sensitivity:
-    means = {f"{i}.weight": torch.full((8, 8), value) for i, value in enumerate(values)}
-    return Sensitivity((0.01,), ("abs",), 0, 1, 2, {("abs", 0.01): means})
+    means = {f"{i}.weight": torch.full((8, 8), value**2) for i, value in enumerate(values)}
+    return Sensitivity((0.01,), ("rms",), 0, 1, 2, {("rms", 0.01): means})
 
 
 @pytest.mark.parametrize("curvatures", [(1.0, 1.0, 1.0), (100.0, 1.0, 0.01), (4.0, 0.0, 1.0)])
@@ -128,7 +128,7 @@ def test_rounding_is_to_a_symmetric_grid_and_eight_bits_are_close():
         ({"average": 9.0}, "average must be a number from 2 to 8, got 9.0"),
         ({"least": 1}, "2 <= least <= most <= 16, got 1 and 8"),
         ({"least": 6, "most": 4}, "got 6 and 4"),
-        ({"term": "glass"}, "abs, signed and free are curvatures"),
+        ({"term": "glass"}, "curvatures are rms, abs, signed, free; got 'glass'"),
     ],
 )
 def test_bad_input_gets_one_sentence(asked, told):

@@ -118,14 +118,15 @@ def test_masked_weights_stay_removed_in_training():
         ("magnitude", lambda w, s: w.abs()),
         ("taylor", lambda w, s: (w * s.mean("gradient")["5.weight"]).abs()),
         ("fisher", lambda w, s: s.mean("fisher")["5.weight"] * w**2),
-        ("curvature", lambda w, s: s.mean("abs")["5.weight"] ** 0.75 * w**2),
-        ("free", lambda w, s: s.mean("free")["5.weight"].clamp(min=0) ** 0.375 * w**2),
-        ("signed", lambda w, s: s.mean("signed")["5.weight"].abs() ** 0.75 * w**2),
+        ("curvature", lambda w, s: s.mean("rms")["5.weight"] ** 0.5 * w**2),
+        ("abs", lambda w, s: s.mean("abs")["5.weight"] * w**2),
+        ("free", lambda w, s: s.mean("free")["5.weight"].clamp(min=0) ** 0.5 * w**2),
+        ("signed", lambda w, s: s.mean("signed")["5.weight"].abs() * w**2),
     ],
 )
 def test_scores_are_what_their_formulas_say(criterion, oracle):
     net = small_net().eval()
-    found = measured(net, terms=("abs", "signed", "free", "gradient", "fisher"))
+    found = measured(net, terms=("rms", "abs", "signed", "free", "gradient", "fisher"))
     score = scores(net, found, criterion)["5.weight"]
     expected = oracle(net[5].weight.detach(), found)
     torch.testing.assert_close(score, expected, rtol=1e-4, atol=1e-12)
@@ -212,7 +213,7 @@ def test_a_recalibration_that_fails_leaves_the_statistics(batches):
         ({"recompute": 0}, "recompute must be a whole number >= 1, got 0"),
         ({"recompute": 3}, "recompute=3 needs measure"),
         ({"criterion": "luck"}, "criterion must be one of magnitude"),
-        ({"criterion": "taylor"}, "'gradient' was not measured; there is abs"),
+        ({"criterion": "taylor"}, "'gradient' was not measured; there is rms"),
         ({"criterion": "wanda"}, "needs norms=input_norms"),
         ({"temper": 0.0}, r"temper must be a number in \(0, 2\], got 0.0"),
     ],

@@ -23,6 +23,7 @@ def test_a_diagonal_bowl_is_measured_exactly():
     mean = {term: found.mean(term)["layer.weight"][0] for term in TERMS}
     grad = DIAGONAL * START + SLOPE
     close = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(mean["rms"], 5 * DIAGONAL.square(), **close)
     torch.testing.assert_close(mean["abs"], 2 * DIAGONAL.abs(), **close)
     torch.testing.assert_close(mean["signed"], 2 * DIAGONAL, **close)
     torch.testing.assert_close(mean["free"], 5 * DIAGONAL.square(), **close)
@@ -36,7 +37,7 @@ def test_a_diagonal_bowl_is_measured_exactly():
     assert lean.gradients == 4
 
 
-def test_signed_is_unbiased_for_a_full_matrix_and_abs_sees_the_row():
+def test_signed_is_unbiased_for_a_full_matrix_and_the_others_see_the_row():
     """Off-diagonal entries are noise of zero mean in one, and size in the other."""
     random = torch.Generator().manual_seed(0)
     matrix = torch.randn(6, 6, generator=random, dtype=torch.float64)
@@ -44,14 +45,18 @@ def test_signed_is_unbiased_for_a_full_matrix_and_abs_sees_the_row():
     zero = torch.zeros(6, dtype=torch.float64)
     bowl = Bowl(matrix, zero, zero)
     found = sensitivity(
-        bowl, backward_of(bowl.loss), [1.0] * 400, 0.1, terms=("signed", "abs"), errors=True
+        bowl, backward_of(bowl.loss), [1.0] * 400, 0.1, terms=("signed", "abs", "rms"), errors=True
     )
     off = (found.mean("signed")["layer.weight"][0] - matrix.diag()).abs()
     error = found.error("signed")["layer.weight"][0]
     expected = ((matrix.square().sum(1) - matrix.diag().square()) / 400).sqrt()
     torch.testing.assert_close(error, expected, rtol=0.15, atol=0)
     assert (off < 3.5 * error).all()
-    assert (found.mean("abs")["layer.weight"][0] > matrix.diag().abs() - 1e-12).all()
+    mean = found.mean("abs")["layer.weight"][0]
+    assert (mean > matrix.diag().abs() - 1e-12).all()
+    row = found.curvature("rms")["layer.weight"][0]
+    torch.testing.assert_close(row, matrix.norm(dim=1), rtol=0.1, atol=0)
+    assert (row >= mean).all()
 
 
 def test_a_kink_on_one_side_is_glass_and_adds_nothing_to_what_is_free_of_it():
@@ -134,9 +139,9 @@ def test_an_interrupted_measurement_goes_on_to_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"radius": 0.5}, "radius 0.01, terms abs, seed 0, not radius 0.5"),
-        ({"terms": ("signed",)}, "terms abs, seed 0, not radius 0.01, terms signed"),
-        ({"seed": 3}, "not radius 0.01, terms abs, seed 3"),
+        ({"radius": 0.5}, "radius 0.01, terms rms, seed 0, not radius 0.5"),
+        ({"terms": ("signed",)}, "terms rms, seed 0, not radius 0.01, terms signed"),
+        ({"seed": 3}, "not radius 0.01, terms rms, seed 3"),
     ],
 )
 def test_a_checkpoint_of_another_measurement_is_refused(tmp_path, change, told):
@@ -155,7 +160,7 @@ def test_a_state_dict_is_read_with_weights_only(tmp_path):
     found = sensitivity(net, net_closure(net), some_batches(2), 0.01)
     torch.save(found.state_dict(), tmp_path / "it")
     back = Sensitivity.from_state_dict(torch.load(tmp_path / "it", weights_only=True))
-    assert torch.equal(back.mean("abs")["0.weight"], found.mean("abs")["0.weight"])
+    assert torch.equal(back.mean("rms")["0.weight"], found.mean("rms")["0.weight"])
 
 
 def test_low_precision_weights_are_measured_in_float32():
@@ -168,20 +173,28 @@ def test_low_precision_weights_are_measured_in_float32():
     def closure(batch):
         layer(inputs).float().square().sum().mul(0.5).backward()
 
-    found = sensitivity(layer, closure, [0] * 8, 0.05).mean("abs")["weight"]
+    found = sensitivity(layer, closure, [0] * 8, 0.05).curvature()["weight"]
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.ones(4, 16), rtol=0.05, atol=0)
 
 
-def test_the_default_radius_is_as_far_as_the_smaller_half_lies():
+@pytest.mark.parametrize("sparsity", [0.5, 0.8])
+def test_the_default_radius_is_as_far_as_a_removal_moves_weights(sparsity):
     net = small_net()
     sizes = torch.cat([w.values().abs().flatten() for w in weights_of(net).values()]).tolist()
-    half = sorted(sizes)[: len(sizes) // 2]
-    assert default_radius(net) == pytest.approx(math.sqrt(sum(x * x for x in half) / len(sizes)))
+    gone = sorted(sizes)[: round(sparsity * len(sizes))]
+    expected = math.sqrt(sum(x * x for x in gone) / len(sizes))
+    assert default_radius(net, sparsity=sparsity) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"got 1\.5"):
+        default_radius(net, sparsity=1.5)
+
+
+def test_without_a_radius_the_default_is_taken():
+    net = small_net()
     assert sensitivity(net, net_closure(net), some_batches(1)).radii == (default_radius(net),)
     nn.init.zeros_(net[0].weight)
     nn.init.zeros_(net[-1].weight)
-    with pytest.raises(ValueError, match="half of the weights are zero"):
+    with pytest.raises(ValueError, match="what would be removed is zero already"):
         default_radius(net)
 
 
@@ -223,14 +236,14 @@ def test_what_was_not_measured_is_told():
     net = small_net().eval()
     found = sensitivity(net, net_closure(net), some_batches(1), (0.01, 0.02))
     with pytest.raises(ValueError, match=r"which radius\? There are"):
-        found.mean("abs")
+        found.mean("rms")
     with pytest.raises(ValueError, match=r"radius 0\.5 was not measured"):
-        found.mean("abs", 0.5)
-    with pytest.raises(ValueError, match="'glass' was not measured; there is abs"):
+        found.mean("rms", 0.5)
+    with pytest.raises(ValueError, match="'glass' was not measured; there is rms"):
         found.mean("glass")
-    with pytest.raises(ValueError, match="no errors of 'abs' were kept"):
-        found.error("abs", 0.01)
-    with pytest.raises(ValueError, match="abs, signed and free are curvatures"):
+    with pytest.raises(ValueError, match="no errors of 'rms' were kept"):
+        found.error("rms", 0.01)
+    with pytest.raises(ValueError, match="curvatures are rms, abs, signed, free"):
         found.curvature("glass")
 
 

@@ -132,9 +132,10 @@ def test_a_lead_is_established_only_if_seeds_agree():
             for seed, loss in enumerate(values)
         ]
 
-    (said,) = decision(results(curvature=[1.0, 1.0, 1.0], fisher=[1.10, 1.12, 1.14]))
+    losses = {"curvature": [1.0, 1.0, 1.0], "point": [1.01, 1.01, 1.01]}
+    (said,) = decision(results(**losses, fisher=[1.10, 1.12, 1.14]))
     assert said.startswith(
-        "50%: h over a radius: h w\u00b2, loss 1.000; next Fisher: F w\u00b2, 1.120"
+        "50%: h over a radius: h w\u00b2, loss 1.000; best of the others: Fisher: F w\u00b2, 1.120"
     )
     assert said.endswith("(difference 0.120 \u00b1 0.050, established)")
     (said,) = decision(results(curvature=[1.0, 1.0, 1.0], fisher=[0.8, 1.0, 1.5]))

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .sensitivity import Sensitivity
+from .sensitivity import CURVATURES, Sensitivity
 from .weights import Weight, weights_of
 
-__all__ = ["CRITERIA", "TEMPER", "input_norms", "scores", "tempering"]
-
-TEMPER = 0.75
-"""The default exponent of a curvature; the documentation says where it comes from."""
+__all__ = ["CRITERIA", "input_norms", "scores", "tempering"]
 
 _TINY = 1e-30  # keeps the order of weights where a curvature is zero
 
@@ -58,7 +55,8 @@ CRITERIA: dict[str, tuple[str, Callable[[Tensor, Tensor, float], Tensor]]] = {
     "magnitude": ("", _magnitude),
     "taylor": ("gradient", _first),
     "fisher": ("fisher", _second),
-    "curvature": ("abs", _second),
+    "curvature": ("rms", _second),
+    "abs": ("abs", _second),
     "signed": ("signed", _second),
     "free": ("free", _second),
     "wanda": ("", _inputs),
@@ -72,33 +70,31 @@ def scores(
     criterion: str = "curvature",
     *,
     radius: float | None = None,
-    temper: float | None = None,
+    temper: float = 1.0,
     norms: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """How much every weight is worth: the smallest go first.
 
     =========== ======================= =====================================================
-    curvature   ``h^temper w^2``        h by "abs"; with "signed" or "free" by those
-    fisher      ``(F^temper) w^2``      F by squared gradients of batches; 1/2 is a good temper
+    curvature   ``h^temper w^2``        h by "rms"; by others with "abs", "signed" or "free"
+    fisher      ``F^temper w^2``        F by squared gradients of batches; 1/2 is a good temper
     magnitude   ``|w|``
     taylor      ``|g w|``
     wanda       ``|w| |x|``             x: the layer's inputs, from `input_norms`
     =========== ======================= =====================================================
 
-    ``temper`` is `TEMPER` for curvatures and 1 for Fisher, as published, unless given. Weights that
-    a mask has removed already score minus infinity.
+    Weights that a mask has removed already score minus infinity.
     """
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}")
     term, score = CRITERIA[criterion]
-    exponent = temper if temper is not None else 1.0 if criterion == "fisher" else TEMPER
-    if not 0 < exponent <= 2:
+    if not 0 < temper <= 2:
         raise ValueError(f"temper must be a number in (0, 2], got {temper!r}")
     needed = _needed(criterion, term, measured, radius, norms)
     weights = weights_of(model, needed)
     with torch.no_grad():
         return {
-            name: _score(weight, score, None if needed is None else needed[name], exponent)
+            name: _score(weight, score, None if needed is None else needed[name], temper)
             for name, weight in weights.items()
         }
 
@@ -118,7 +114,7 @@ def _needed(
         return None
     if measured is None:
         raise ValueError(f"criterion {criterion!r} needs a sensitivity with the term {term!r}")
-    if term in ("abs", "signed", "free"):
+    if term in CURVATURES:
         return measured.curvature(term, radius)
     return measured.mean(term)
 

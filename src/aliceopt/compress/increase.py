@@ -82,7 +82,9 @@ def predicted_increase(
 def _term(measured: Sensitivity, term: str, radius: float | None) -> dict[str, Tensor] | None:
     if term not in measured.terms:
         return None
-    return measured.curvature(term, radius) if term == "free" else measured.mean(term, radius)
+    return (
+        measured.curvature(term, radius) if term in ("rms", "free") else measured.mean(term, radius)
+    )
 
 
 def _sum(weights: Tensor | None, values: Tensor) -> float | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from ..sharding import is_dtensor
-from .criteria import CRITERIA, TEMPER, scores, tempering
+from .criteria import CRITERIA, scores, tempering
 from .sensitivity import Sensitivity
 from .weights import Weight, weights_of
 
@@ -41,7 +41,7 @@ def prune(
     scope: str = "global",
     structure: str = "unstructured",
     criterion: str = "curvature",
-    temper: float | None = None,
+    temper: float = 1.0,
     recompute: int = 1,
     measure: Callable[[], Sensitivity] | None = None,
 ) -> Pruned:
@@ -128,9 +128,7 @@ def tempering_for(
     the model itself is not changed. Fewer batches than for the scores will do.
     """
     _check(sparsity, scope, "unstructured", 1, None)
-    worth = scores(
-        model, measured, criterion, temper=TEMPER if criterion != "fisher" else TEMPER / 2
-    )
+    worth = scores(model, measured, criterion, temper=0.5 if criterion == "fisher" else 1.0)
     masks, _ = masks_of(worth, sparsity, scope=scope)
     weights = weights_of(model, masks)
     center = {name: weights[name].parameter.detach() * mask for name, mask in masks.items()}

@@ -45,7 +45,7 @@ def bits(
     measured: Sensitivity,
     average: float = 4.0,
     *,
-    term: str = "abs",
+    term: str = "rms",
     least: int = 2,
     most: int = 8,
     temper: float = 1.0,

@@ -8,7 +8,8 @@ together, by ``lambda t`` with random signs t, and the gradient is compared betw
 What is averaged over batches, each with signs of its own:
 
 ========== ================================== =================================================
-abs        ``|x|``                            size of a row of the Hessian
+rms        ``x^2``                            square of the size of a row of the Hessian
+abs        ``|x|``                            its size, by the mean
 signed     ``t x``                            the diagonal, unbiased
 free       ``(g+ - g0)(g0 - g-)/lambda^2``    a row's square, to which single kinks add nothing
 glass      ``(2/lambda)((g+ + g-)/2 - g0)^2`` density of gradient jumps
@@ -16,7 +17,7 @@ gradient   ``g0``                             the first-order term
 fisher     ``g0^2``                           of batch means
 ========== ================================== =================================================
 
-Only the first two do without the gradient at the center.
+The first three do without the gradient at the center.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from .weights import weights_of
 
 __all__ = ["TERMS", "Sensitivity", "default_radius", "sensitivity"]
 
-TERMS = ("abs", "signed", "free", "glass", "gradient", "fisher")
-_SIDES = ("abs", "signed", "free", "glass")
+TERMS = ("rms", "abs", "signed", "free", "glass", "gradient", "fisher")
+_SIDES = ("rms", "abs", "signed", "free", "glass")
+CURVATURES = ("rms", "abs", "signed", "free")
 _CENTER = ("free", "glass", "gradient", "fisher")
 _STREAM = 0x636D7072 << 32  # other signs than an optimizer of the same seed
 
@@ -77,16 +79,16 @@ class Sensitivity:
         scale = 1 / (self.batches * (self.batches - 1))
         return {name: (spread * scale).sqrt() for name, spread in self.spreads[key].items()}
 
-    def curvature(self, term: str = "abs", radius: float | None = None) -> dict[str, Tensor]:
+    def curvature(self, term: str = "rms", radius: float | None = None) -> dict[str, Tensor]:
         """A term as a curvature, loss / length^2 and not negative.
 
-        The average itself for "abs", its size for "signed", its root for "free", where what came
-        out negative counts as zero.
+        The root of the average for "rms" and "free", where what came out negative counts as zero;
+        for "abs" and "signed" its size.
         """
-        if term not in ("abs", "signed", "free"):
-            raise ValueError(f"abs, signed and free are curvatures, got {term!r}")
+        if term not in CURVATURES:
+            raise ValueError(f"curvatures are {', '.join(CURVATURES)}; got {term!r}")
         mean = self.mean(term, radius)
-        if term == "free":
+        if term in ("rms", "free"):
             return {name: value.clamp(min=0).sqrt() for name, value in mean.items()}
         return {name: value.abs() for name, value in mean.items()}
 
@@ -125,20 +127,26 @@ class Sensitivity:
         return cls(**state)
 
 
-def default_radius(model: nn.Module, names: Iterable[str] | None = None) -> float:
-    """As far as weights move, root mean square over all, when the smaller half is removed.
+def default_radius(
+    model: nn.Module, names: Iterable[str] | None = None, *, sparsity: float = 0.8
+) -> float:
+    """As far as weights move, root mean square over all, when the smaller ones are removed.
+
+    ``sparsity`` is the share that is to be removed.
 
     >>> layer = nn.Linear(4, 1, bias=False)
     >>> layer.weight.data = torch.tensor([[1.0, -1.0, 5.0, 7.0]])
-    >>> round(default_radius(layer), 4)  # sqrt((1 + 1) / 4)
+    >>> round(default_radius(layer, sparsity=0.5), 4)  # sqrt((1 + 1) / 4)
     0.7071
     """
+    if not 0 < sparsity < 1:
+        raise ValueError(f"sparsity must be a number in (0, 1), got {sparsity!r}")
     weights = weights_of(model, names).values()
     sizes = torch.cat([whole(weight.values()).abs().float().flatten() for weight in weights])
-    removed = sizes.sort().values[: len(sizes) // 2]
+    removed = sizes.sort().values[: round(sparsity * len(sizes))]
     radius = math.sqrt(removed.double().square().sum().item() / len(sizes))
     if radius == 0:
-        raise ValueError("half of the weights are zero already: give the radius of the probes")
+        raise ValueError("what would be removed is zero already: give the radius of the probes")
     return radius
 
 
@@ -148,7 +156,7 @@ def sensitivity(
     batches: Iterable[Any],
     radius: float | Sequence[float] | None = None,
     *,
-    terms: Sequence[str] = ("abs",),
+    terms: Sequence[str] = ("rms",),
     names: Iterable[str] | None = None,
     errors: bool = False,
     seed: int = 0,
@@ -341,8 +349,10 @@ def _samples(
     """What one batch says of a weight, at one radius; zero where it could not move."""
     inverse = torch.where(far > 0, 1 / far, 0.0)
     found = {}
-    if "abs" in terms or "signed" in terms:
+    if any(term in terms for term in ("rms", "abs", "signed")):
         x = (plus - minus).mul_(inverse).mul_(0.5)
+        if "rms" in terms:
+            found["rms"] = x.square()
         if "signed" in terms:
             found["signed"] = x * signs_of(site, draw)
         if "abs" in terms:

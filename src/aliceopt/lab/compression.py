@@ -272,7 +272,7 @@ def _sensitivity(
     seed: int,
     center: Mapping[str, Tensor] | None = None,
 ) -> Sensitivity:
-    term = {"taylor": "gradient", "fisher": "fisher", "curvature": "abs"}
+    term = {"taylor": "gradient", "fisher": "fisher", "curvature": "rms"}
     radius = default_radius(network.model) if row.radius is None else row.radius
     return sensitivity(
         network.model,

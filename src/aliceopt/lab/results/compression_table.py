@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["compression_table", "decision", "draw_compression"]
 
 OURS = ("point", "curvature", "free", "trial")
+"""Criteria by curvature; the decision compares the best of these with the best of the others."""
 
 
 def _at(results: Sequence[Result], criterion: str, sparsity: float) -> dict[int, Result]:
@@ -63,7 +64,7 @@ def _cell(results: Sequence[Result], metric: str) -> str:
 
 
 def decision(results: Sequence[Result]) -> list[str]:
-    """For every sparsity: the criterion to use, and whether its lead is more than chance."""
+    """For every sparsity: the criterion to use, and its lead over the best of the other kind."""
     said = []
     for sparsity in _sparsities(results):
         losses = {
@@ -71,10 +72,12 @@ def decision(results: Sequence[Result]) -> list[str]:
             for name in _criteria(results)
         }
         first, *others = sorted(losses, key=lambda name: losses[name])
+        rivals = [name for name in others if (name in OURS) != (first in OURS)]
         text = f"{100 * sparsity:g}%: {ROWS[first].label}, loss {losses[first]:.3f}"
-        if others:
-            text += f"; next {ROWS[others[0]].label}, {losses[others[0]]:.3f}"
-            text += f" ({_lead(results, first, others[0], sparsity)})"
+        if rivals:
+            kind = "the others" if first in OURS else "curvature"
+            text += f"; best of {kind}: {ROWS[rivals[0]].label}, {losses[rivals[0]]:.3f}"
+            text += f" ({_lead(results, first, rivals[0], sparsity)})"
         said.append(text)
     return said
 
