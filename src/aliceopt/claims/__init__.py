@@ -11,6 +11,7 @@ change a formula in `aliceopt.theory` and the claims that rest on it fail.
 from . import (
     bounds,
     estimators,
+    excursions,
     glass,
     kernels,
     look_ahead,
@@ -55,6 +56,7 @@ CLAIMS: tuple[Claim, ...] = (
     *restricted.CLAIMS,
     *estimators.CLAIMS,
     *bounds.CLAIMS,
+    *excursions.CLAIMS,
     *look_ahead.CLAIMS,
     *practice.CLAIMS,
     *training.CLAIMS,

@@ -12,6 +12,7 @@ from aliceopt.theory import relu_glass
 
 from . import relu_network
 from .estimate import Estimate, exponent, mean, ratio
+from .excursions import trained_networks
 from .registry import Claim, Context, Measurement, register
 from .relu_network import HIDDEN, RADII, THRESHOLD, Comparison, NetworkVariation, flatten, slope
 from .simulated_glass import sample_kinks
@@ -199,8 +200,8 @@ def trained(context: Context) -> Measurement:
     understood, only the density is not uniform. A smaller threshold lowers the ratio, to about 1
     at the smallest that holds every ``|d . gamma|``, for then R sees the pile itself.
     """
-    networks = relu_network.sample_networks(8, context.generator("network-trained"))
-    compared = relu_network.compare(relu_network.train(networks), RADII[0] / 4)
+    networks, after = trained_networks(context)
+    compared = relu_network.compare(after, RADII[0] / 4)
     fresh = relu_network.compare(networks, RADII[0] / 4)
     bound = compared.bound.sum(1)
     measured = mean(compared.one_sided.sum(1) / bound)
