@@ -5,7 +5,7 @@
         print(result.claim.id, result.verdict)
 
 `CLAIMS` holds them all, in the order of the paper. A verdict follows from the numbers alone:
-change a formula in `aliceopt.theory` and the claims that rest on it fail.
+change a formula in `aliceopt.theory`, or in Alice itself, and the claims that rest on it fail.
 """
 
 from . import (
@@ -16,6 +16,7 @@ from . import (
     kernels,
     look_ahead,
     networks,
+    optimizer,
     practice,
     restricted,
     training,
@@ -59,5 +60,6 @@ CLAIMS: tuple[Claim, ...] = (
     *excursions.CLAIMS,
     *look_ahead.CLAIMS,
     *practice.CLAIMS,
+    *optimizer.CLAIMS,
     *training.CLAIMS,
 )
