@@ -23,6 +23,8 @@ CORRECTED = {
     "appB-kept-constant",
     "appB-kept-variance",
     "appB-drawn-variance",
+    "fig1-cubic",
+    "thm3-proof",
     "thm1-remark",
     "rho-diagonal",
     "abs-bias-1",

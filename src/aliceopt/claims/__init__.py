@@ -19,6 +19,7 @@ from . import (
     optimizer,
     practice,
     restricted,
+    smooth,
     training,
 )
 from .registry import (
@@ -53,6 +54,7 @@ __all__ = [
 CLAIMS: tuple[Claim, ...] = (
     *glass.CLAIMS,
     *networks.CLAIMS,
+    *smooth.CLAIMS,
     *kernels.CLAIMS,
     *restricted.CLAIMS,
     *estimators.CLAIMS,

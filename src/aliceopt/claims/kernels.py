@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -261,6 +262,46 @@ def rademacher_best(context: Context) -> Measurement:
         paper=1.0,
         paper_relation=">=",
         note=f"closest: {closest}",
+    )
+
+
+def _pair() -> Density:
+    """Two magnitudes, ``x^2 = 1/2`` and ``3/2``, equally likely, of either sign."""
+    magnitudes = torch.tensor([0.5, 1.5], dtype=torch.float64).sqrt()
+
+    def sample(
+        shape: Sequence[int],
+        generator: torch.Generator | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
+        which, sign = torch.randint(0, 2, (2, *shape), generator=generator, device=device)
+        sizes: Tensor = magnitudes.to(dtype=dtype, device=device)[which]
+        return torch.where(sign > 0, sizes, -sizes)
+
+    atoms = [(s * m, 0.25) for m in magnitudes.tolist() for s in (1, -1)]
+    return Density("pair", sample, atoms=tuple(atoms))
+
+
+@claim(
+    "thm3-proof",
+    "Theorem 3, proof",
+    "Two magnitudes, whose weights no feasible change can improve: variance over Rademacher's",
+    paper="1",
+    correction="the proof lets the density vary subject to normalisation only; unit variance "
+    "constrains it too, and every density of two magnitudes is then stationary. The theorem is "
+    "right, by Jensen's inequality",
+)
+def stationary_pair(context: Context) -> Measurement:
+    """Weights of two magnitudes have two constraints, so nothing varies: stationary, not best."""
+    base = _sampled_variance(context, "rademacher", kernel.RADEMACHER)
+    pair = _sampled_variance(context, "pair", _pair())
+    measured = pair.value / base.value
+    return Measurement(
+        measured,
+        kernel.estimator_variance(_pair(), RATIO) / RATIO**2,
+        error=float(np.hypot(pair.error, measured * base.error) / base.value),
+        paper=1.0,
     )
 
 
