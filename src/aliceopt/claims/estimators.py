@@ -237,22 +237,6 @@ def _signed_sample(hessian: Tensor, signs: Tensor) -> Tensor:
 
 
 @claim(
-    "signed-unbiased",
-    "Theorem 3",
-    "Signed Hessian estimate of a random quadratic, summed over the diagonal",
-    paper="trace H",
-)
-def signed_unbiased(context: Context) -> Measurement:
-    """``E[t (g+ - g-)/(2 lambda)] = diag(H)``, negative entries included."""
-    generator = context.generator("signed")
-    hessian = _hessian(generator)
-    signs = random_signs((context.draws(20_000), 8), generator)
-    measured = mean(_signed_sample(hessian, signs).sum(1))
-    trace = hessian.trace().item()
-    return Measurement(measured.value, trace, error=measured.error, paper=trace)
-
-
-@claim(
     "signed-settles",
     "Theorem 3",
     "Running average (beta 0.9) of the signed Hessian: rms error over off-diagonal norm",

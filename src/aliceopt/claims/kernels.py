@@ -266,8 +266,8 @@ def rademacher_best(context: Context) -> Measurement:
 
 
 def _pair() -> Density:
-    """Two magnitudes, ``x^2 = 1/2`` and ``3/2``, equally likely, of either sign."""
-    magnitudes = torch.tensor([0.5, 1.5], dtype=torch.float64).sqrt()
+    """Two magnitudes, ``x^2 = 1/5`` and ``9/5``, equally likely, of either sign."""
+    magnitudes = torch.tensor([0.2, 1.8], dtype=torch.float64).sqrt()
 
     def sample(
         shape: Sequence[int],

@@ -15,6 +15,7 @@ from aliceopt import PAPER, Alice, options, step, topography
 from aliceopt.theory import nesterov
 from aliceopt.topography import Averages, Gradients, Rates
 
+from .estimate import mean
 from .registry import Claim, Context, Measurement, register
 
 CLAIMS: list[Claim] = []
@@ -76,6 +77,32 @@ def alice_is_exact(context: Context) -> Measurement:
         gaps.append(error - nesterov.gradient_error(first, BETA1, k + 1))
     gap = (torch.stack(gaps).abs().max() / first.norm()).item()
     return Measurement(gap, 0.0, tolerance=1e-12, paper=0.0)
+
+
+@claim(
+    "signed-unbiased",
+    "Theorem 3, Alg. 2",
+    "Alice's signed Hessian of a random quadratic, projected on its diagonal",
+    paper="1",
+)
+def signed_unbiased(context: Context) -> Measurement:
+    """``E[t (g+ - g-)/(2 lambda)] = diag(H)``, negative entries included.
+
+    Alice's own signs, probes and averages, in many copies of the quadratic at once, standing
+    still.
+    """
+    generator = context.generator("signed")
+    half = torch.randn(SIZE, SIZE, generator=generator, dtype=torch.float64)
+    hessian = half + half.T
+    start = torch.ones(context.draws(512, least=128), SIZE, dtype=torch.float64)
+    settings = {"lr": 1e-9, "probe_radius": 0.01, "hessian": "signed", "quick_steps": 0}
+    x, optimizer = _alice(start, **settings)
+    for _ in range(STEPS):
+        _step(optimizer, x, lambda p: p @ hessian)
+    found = optimizer.state[x]["hess"] / (1 - BETA2**STEPS)
+    diagonal = hessian.diagonal()
+    measured = mean(found @ diagonal / diagonal.square().sum())
+    return Measurement(measured.value, 1.0, error=measured.error, tolerance=1e-6, paper=1.0)
 
 
 def _replicates(
