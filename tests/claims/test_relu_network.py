@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -83,3 +85,32 @@ def test_a_generator_reproduces_the_networks():
 
 def test_slope_of_a_power_law():
     assert relu_network.slope((1.0, 2.0, 4.0), (3.0, 24.0, 192.0)) == pytest.approx(3)
+
+
+def test_kinks_account_for_every_excursion_of_the_loss():
+    """Units across their kink, one by one, give what is left beside gradient and Hessian."""
+    networks = relu_network.sample_networks(4, generator(6))
+    losses, slopes = relu_network.kink_excursions(networks, 1e-4)
+    torch.testing.assert_close(networks.excursions(1e-4), losses, rtol=0.02, atol=1e-9)
+    plus, minus = (networks.along(networks.gradients(s * 1e-4)) for s in (1, -1))
+    bend = 2e-4 * networks.along(networks.hessian_step(1.0))
+    torch.testing.assert_close(plus - minus - bend, slopes.sum(0), rtol=0.02, atol=1e-6)
+
+
+def test_training_keeps_kinks_that_bend_up_and_only_on_its_own_examples():
+    """All excursions of trained networks go up on their batch, not so on another one."""
+    both = relu_network.sample_networks(4, generator(7), batch=128)
+    seen = relu_network.train(both.on(slice(64)))
+    other = replace(both, params=seen.params).on(slice(64, 128))
+    assert (seen.excursions(1e-4) > 0).all()
+    assert (other.excursions(1e-4) < 0).any()
+
+
+def test_minibatches_are_drawn_from_the_generator():
+    networks = relu_network.sample_networks(2, generator(8), batch=32)
+    one, two, three = (
+        relu_network.train(networks, steps=3, batch=8, generator=generator(seed))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(one.params["0.weight"], two.params["0.weight"])
+    assert not torch.equal(one.params["0.weight"], three.params["0.weight"])

@@ -13,6 +13,8 @@ from torch import Tensor
 from aliceopt.theory.curvature import optimal_step
 from aliceopt.theory.glass_bound import (
     GLASS_LOSS_FACTOR,
+    directional_density,
+    glass_coherence,
     glass_loss_bound,
     loss_bound,
     loss_variance,
@@ -189,3 +191,51 @@ def test_float32_bound_is_right_wherever_it_can_be_represented(joint: bool):
         value = in_float32(lambda r, x: glass_loss_bound(r, x, joint=joint), rho, d)
         exact = math.sqrt(2 / (3 * math.pi)) * math.sqrt(rho) * d**1.5
         assert_float32_matches(value, exact, (rho, d))
+
+
+def test_directional_density_is_the_density_of_the_walk_along_the_signs():
+    """Jumps along a known normal: the slope ``t . g`` jumps by ``a t . gamma``, whatever n.
+
+    Kinks at rate 1 per unit of ``lambda`` on either side, all with the same jump vector: the
+    second difference along t has mean square ``lambda (t . jump)^2 / 2``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    jump, radius, draws = randoms(1, 6), 0.5, 20_000
+    signs = torch.ones(6, dtype=torch.float64)
+    counts = torch.poisson(
+        torch.full((draws, 2, 40), radius / 40, dtype=torch.float64), generator=generator
+    )
+    kicks = counts * (2.0 * torch.randint(0, 2, counts.shape, generator=generator) - 1)
+    second = kicks.sum(dim=(1, 2))[:, None] * jump / 2
+    found = directional_density(second, signs, radius).mean().item()
+    assert found == pytest.approx(jump.sum().item() ** 2, rel=0.05)
+
+
+@pytest.mark.parametrize("n", [1, 4, 100])
+def test_coherence_is_one_for_jumps_in_step_and_falls_as_the_root_for_independent_ones(n: int):
+    """``D = x t`` moves all coordinates together; independent entries add up like a walk."""
+    signs = randoms(2, n).sign()
+    together = randoms(3, 20_000, 1) * signs
+    apart = randoms(4, 20_000, n)
+
+    def kappa(second: Tensor) -> float:
+        along = directional_density(second, signs, 0.1).mean()
+        return glass_coherence(along, 2 / 0.1 * second.square().mean(0)).item()
+
+    assert kappa(together) == pytest.approx(1.0, rel=1e-12)
+    assert kappa(apart) == pytest.approx(n**-0.5, rel=0.05)
+    assert kappa(together + apart) < 1 + 1e-12
+
+
+def test_coherence_turns_the_separable_bound_into_the_one_along_the_move():
+    """``kappa^2 rho`` in the sum of roots is one root of ``rho_t``, for equal moves."""
+    density, along = randoms(5, 7).square(), torch.tensor(0.3, dtype=torch.float64)
+    kappa = glass_coherence(along, density)
+    move = torch.full_like(density, 0.02)
+    separable = glass_loss_bound(kappa.square() * density, move)
+    assert separable.item() == pytest.approx(glass_loss_bound(along, move[0]).item(), rel=1e-12)
+
+
+def test_directional_density_refuses_a_radius_of_zero():
+    with pytest.raises(ValueError, match="probe_radius"):
+        directional_density(torch.ones(2), torch.ones(2), 0.0)

@@ -81,6 +81,23 @@ RULES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[str, list[
         },
     ),
     (
+        glass_bound.directional_density,
+        {"second_difference": ONES, "signs": ONES, "probe_radius": 0.1},
+        {
+            "second_difference": (FINITE, [NAN, INF]),
+            "signs": (FINITE, [NAN, -INF]),
+            "probe_radius": (POSITIVE, [0.0, -0.5, NAN]),
+        },
+    ),
+    (
+        glass_bound.glass_coherence,
+        {"directional_density": ONES, "glass_density": ONES},
+        {
+            "directional_density": (NONNEGATIVE, [-1.5, NAN]),
+            "glass_density": (NONNEGATIVE, [-1.5, NAN]),
+        },
+    ),
+    (
         glass_bound.loss_bound,
         {"displacement": ONES, "grad": ONES, "glass_density": ONES, "hess": ONES},
         {

@@ -5,18 +5,21 @@
         print(result.claim.id, result.verdict)
 
 `CLAIMS` holds them all, in the order of the paper. A verdict follows from the numbers alone:
-change a formula in `aliceopt.theory` and the claims that rest on it fail.
+change a formula in `aliceopt.theory`, or in Alice itself, and the claims that rest on it fail.
 """
 
 from . import (
     bounds,
     estimators,
+    excursions,
     glass,
     kernels,
     look_ahead,
     networks,
+    optimizer,
     practice,
     restricted,
+    smooth,
     training,
 )
 from .registry import (
@@ -51,11 +54,14 @@ __all__ = [
 CLAIMS: tuple[Claim, ...] = (
     *glass.CLAIMS,
     *networks.CLAIMS,
+    *smooth.CLAIMS,
     *kernels.CLAIMS,
     *restricted.CLAIMS,
     *estimators.CLAIMS,
     *bounds.CLAIMS,
+    *excursions.CLAIMS,
     *look_ahead.CLAIMS,
     *practice.CLAIMS,
+    *optimizer.CLAIMS,
     *training.CLAIMS,
 )

@@ -318,22 +318,3 @@ def root_limit(context: Context) -> Measurement:
     separate, joint = (glass_bound.glass_loss_bound(density, steps, joint=j) for j in (False, True))
     measured = (separate / joint).max().item() / math.sqrt(8)
     return Measurement(measured, 1.0, tolerance=1e-12, relation="<=")
-
-
-@claim(
-    "thm5-eps",
-    "Theorem 5, Alg. 3",
-    "Glass curvature at |g| = eps = rho: what Algorithm 3 computes",
-    paper="Thm 5: 3 rho / (4 pi |g| + eps)",
-    correction="Theorem 5 adds eps to 4 pi |g|, Algorithm 3 to |g|; the package follows the "
-    "algorithm",
-)
-def two_epsilons(context: Context) -> Measurement:
-    """``(3/4 pi) rho / (|g| + eps)`` against ``3 rho / (4 pi |g| + eps)``."""
-    eps = 1e-8
-    value = torch.tensor(eps, dtype=torch.float64)
-    algorithm = 3 / (4 * math.pi) * eps / (eps + eps)
-    expected = curvature.glass_curvature(value, value, eps).item()
-    printed = 3 * eps / (4 * math.pi * eps + eps)
-    note = f"Theorem 5's form gives {printed:.4f}"
-    return Measurement(algorithm, expected, tolerance=1e-12, paper=printed, note=note)

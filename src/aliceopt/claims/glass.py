@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from aliceopt import topography
 from aliceopt.theory import relu_glass
+from aliceopt.topography import Gradients
 
 from .estimate import estimate, exponent, mean
 from .registry import Claim, Context, Measurement, register
@@ -22,17 +25,25 @@ THRESHOLD = 1.0  # far above any |d . gamma| at twice this radius
 
 
 class Variations(NamedTuple):
-    """One random sign vector in many glasses: squared gradient changes [draws, parameters]."""
+    """One random sign vector in many glasses: gradient changes [draws, parameters].
+
+    ``plus`` and ``minus`` at ``RADIUS`` to either side, ``far`` at twice it, in other glasses.
+    """
 
     kinks: Kinks
     signs: Tensor
-    near: Tensor
+    plus: Tensor
+    minus: Tensor
     far: Tensor
-    second: Tensor
+
+    @property
+    def near(self) -> Tensor:
+        """Squared changes on one side, summed over parameters."""
+        return self.plus.square().sum(1)
 
 
 def _variations(context: Context) -> Variations:
-    """Changes at ``RADIUS`` and twice it, in separate glasses, and the second difference."""
+    """Changes at ``RADIUS``, to both sides, and at twice it, in separate glasses."""
 
     def compute() -> Variations:
         generator = context.generator("glass")
@@ -40,10 +51,9 @@ def _variations(context: Context) -> Variations:
         signs = random_signs((8,), generator)
         draws = context.draws(40_000)
         glass = kinks.draw(draws, generator)
-        near = kinks.change(glass, RADIUS * signs)
-        second = (near + kinks.change(glass, -RADIUS * signs)) / 2
+        plus, minus = (kinks.change(glass, s * RADIUS * signs) for s in (1, -1))
         far = kinks.change(kinks.draw(draws, generator), 2 * RADIUS * signs)
-        return Variations(kinks, signs, near.square(), far.square(), second.square())
+        return Variations(kinks, signs, plus, minus, far)
 
     return context.once("glass", compute)
 
@@ -57,7 +67,7 @@ def _variations(context: Context) -> Variations:
 def exponent_one(context: Context) -> Measurement:
     """``v(2 lambda) / v(lambda) = 2``, where a Hessian would give 4."""
     v = _variations(context)
-    measured = exponent(v.near.sum(1), v.far.sum(1))
+    measured = exponent(v.near, v.far.square().sum(1))
     near, far = (_predicted(v, radius).sum() for radius in (RADIUS, 2 * RADIUS))
     return Measurement(
         measured.value, torch.log2(far / near).item(), error=measured.error, paper=1.0
@@ -80,7 +90,7 @@ def _predicted(v: Variations, radius: float) -> Tensor:
 def variation_value(context: Context) -> Measurement:
     """``v(d) = 1/(2 psi) sum_k gamma_k^2 (dL/dz_k)^2 |d . gamma_k|``, summed over parameters."""
     v = _variations(context)
-    measured = mean(v.near.sum(1))
+    measured = mean(v.near)
     return Measurement(measured.value, _predicted(v, RADIUS).sum().item(), error=measured.error)
 
 
@@ -97,8 +107,8 @@ def variation_bound(context: Context) -> Measurement:
     bound = relu_glass.variation_bound(
         kinks.normals, kinks.strengths, kinks.threshold, RADIUS * v.signs
     )
-    worst = int((v.near.mean(0) / bound).argmax())
-    measured = mean(v.near[:, worst] / bound[worst])
+    worst = int((v.plus.square().mean(0) / bound).argmax())
+    measured = mean(v.plus[:, worst].square() / bound[worst])
     return Measurement(
         measured.value,
         1.0,
@@ -110,11 +120,16 @@ def variation_bound(context: Context) -> Measurement:
 
 
 def _single_moves(context: Context) -> tuple[Kinks, Tensor]:
-    """Squared changes [moved parameter, draws, parameter] when one parameter moves alone."""
+    """Squared changes [moved parameter, draws, parameter] when one parameter moves alone.
+
+    Parameters have different scales, so that ``R`` is far from symmetric.
+    """
 
     def compute() -> tuple[Kinks, Tensor]:
         generator = context.generator("glass-single")
         kinks = sample_kinks(units=40, parameters=4, threshold=THRESHOLD, generator=generator)
+        scales = torch.linspace(1, 4, 4, dtype=torch.float64)
+        kinks = replace(kinks, normals=kinks.normals * scales)
         glass = kinks.draw(context.draws(40_000), generator)
         moves = RADIUS * torch.eye(4, dtype=torch.float64)
         return kinks, torch.stack([kinks.change(glass, move).square() for move in moves])
@@ -125,33 +140,39 @@ def _single_moves(context: Context) -> tuple[Kinks, Tensor]:
 @claim(
     "thm1-reached",
     "Theorem 1",
-    "Moving one parameter reaches the bound, v = R|d|: sum over all parameters",
+    "Moving one parameter reaches the bound, v = R|d|: last less first parameter's gradient",
     paper="R|d|",
 )
 def bound_reached(context: Context) -> Measurement:
     """One nonzero entry of d leaves nothing for the triangle inequality to lose."""
     kinks, changes = _single_moves(context)
-    measured = mean(changes.sum(dim=(0, 2)))
+    moved = changes.sum(0)
+    measured = mean(moved[:, -1] - moved[:, 0])
     moves = RADIUS * torch.eye(changes.shape[2], dtype=torch.float64)
-    bounds = [
-        relu_glass.variation_bound(kinks.normals, kinks.strengths, kinks.threshold, move).sum()
-        for move in moves
-    ]
-    return Measurement(measured.value, torch.stack(bounds).sum().item(), error=measured.error)
+    bounds = torch.stack(
+        [
+            relu_glass.variation_bound(kinks.normals, kinks.strengths, kinks.threshold, move)
+            for move in moves
+        ]
+    ).sum(0)
+    return Measurement(measured.value, (bounds[-1] - bounds[0]).item(), error=measured.error)
 
 
 @claim(
     "thm1-matrix",
     "Theorem 1",
-    "Moving parameter j changes gradient i by R_ij per unit length, summed over i and j",
+    "Moving parameter j changes gradient i by R_ij per unit length: sum over i > j less i < j",
     paper="R_ij",
 )
 def matrix_entries(context: Context) -> Measurement:
     """``R_ij = 1/(2 psi) sum_k gamma_ki^2 (dL/dz_k)^2 |gamma_kj|``."""
     kinks, changes = _single_moves(context)
-    measured = mean(changes.sum(dim=(0, 2)) / RADIUS)
+    below = (changes.permute(1, 2, 0) / RADIUS).tril(-1).sum(dim=(1, 2))
+    above = (changes.permute(1, 2, 0) / RADIUS).triu(1).sum(dim=(1, 2))
+    measured = mean(below - above)
     matrix = relu_glass.glass_density_matrix(kinks.normals, kinks.strengths, kinks.threshold)
-    return Measurement(measured.value, matrix.sum().item(), error=measured.error)
+    expected = (matrix.tril(-1) - matrix.triu(1)).sum().item()
+    return Measurement(measured.value, expected, error=measured.error)
 
 
 @claim(
@@ -203,7 +224,8 @@ def equation_constant(context: Context) -> Measurement:
     The constant is the variation of one side over the mean square second difference.
     """
     v = _variations(context)
-    measured = estimate(lambda a, b: a / b, v.near.sum(1), v.second.sum(1))
+    second = (v.plus + v.minus) / 2
+    measured = estimate(lambda a, b: a / b, v.near, second.square().sum(1))
     return Measurement(measured.value, 2.0, error=measured.error, paper=0.5)
 
 
@@ -216,6 +238,7 @@ def equation_constant(context: Context) -> Measurement:
 def algorithm_constant(context: Context) -> Measurement:
     """``E (2 / lambda) ((g+ + g-)/2 - g0)^2 = v(lambda t) / lambda``, summed over parameters."""
     v = _variations(context)
-    measured = mean(2 / RADIUS * v.second.sum(1))
+    grads = Gradients(torch.zeros_like(v.plus), v.plus, v.minus, RADIUS)
+    measured = mean(topography.glass_sample(grads).sum(1))
     expected = _predicted(v, RADIUS).sum().item() / RADIUS
     return Measurement(measured.value, expected, error=measured.error)

@@ -10,7 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aliceopt import topography
 from aliceopt.theory import nesterov
+from aliceopt.topography import Gradients
 
 from .registry import Claim, Context, Measurement, register
 from .simulated_glass import random_signs
@@ -199,7 +201,7 @@ def spurious_glass(context: Context) -> Measurement:
     position, probe = problem.start, problem.start + 0.1 * problem.solution
     plus, minus = (problem.gradient(probe + s * radius * signs) for s in (1, -1))
     at_position, at_probe = (
-        (2 / radius * ((plus + minus) / 2 - problem.gradient(x)).square()).sum().item()
+        topography.glass_sample(Gradients(problem.gradient(x), plus, minus, radius)).sum().item()
         for x in (position, probe)
     )
     unit = 2 / radius * (problem.hessian @ (probe - position)).square().sum().item()

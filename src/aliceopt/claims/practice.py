@@ -1,15 +1,13 @@
-"""The worked example of greedy steps, averages that start at zero, and what a step costs."""
+"""The worked example of greedy steps."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from aliceopt import PAPER, Alice
 from aliceopt.theory import curvature
 
 from .estimate import mean
@@ -156,130 +154,3 @@ def least_length(context: Context) -> Measurement:
     """``E |x_min|^2 = |b|^2 / (n - r - 1)``, the mean of an inverse Wishart matrix."""
     expected = 2 * PRINTED_LOSS / (COLUMNS - ROWS - 1)
     return _trial(_systems(context).least_length, expected, 1.1, power=2)
-
-
-def _first_step(context: Context, *, glass: bool) -> float:
-    """The first step from averages that start at zero, over the step their inputs call for.
-
-    After one update every average is ``1 - beta`` times its first sample.
-    """
-    generator = context.generator("zero-averages")
-    grad, density, hess = torch.rand(3, 100, generator=generator, dtype=torch.float64) + 0.1
-    if glass:
-        hess = torch.zeros_like(hess)
-    else:
-        density = torch.zeros_like(density)
-    beta1, beta2 = 0.9, 0.999
-    averages = [
-        beta * torch.zeros_like(x) + (1 - beta) * x
-        for beta, x in ((beta1, grad), (beta2, density), (beta2, hess))
-    ]
-    raw, wanted = curvature.optimal_step(*averages), curvature.optimal_step(grad, density, hess)
-    return (raw / wanted).mean().item()
-
-
-ZERO = "averages that start at zero and are not corrected, as Adam's are, inflate the first steps"
-
-
-@claim(
-    "zero-hessian",
-    "Algorithms 1 and 2",
-    "First step from zero averages over the step meant, Hessian only",
-    paper="1",
-    correction=ZERO,
-)
-def zero_hessian(context: Context) -> Measurement:
-    """``(1 - b1)/(1 - b2)``: the step is ``g/h`` and h has hardly begun to grow."""
-    expected = (1 - 0.9) / (1 - 0.999)
-    return Measurement(
-        _first_step(context, glass=False), expected, tolerance=1e-9 * expected, paper=1.0
-    )
-
-
-@claim(
-    "zero-glass",
-    "Algorithms 1 and 2",
-    "First step from zero averages over the step meant, glass only",
-    paper="1",
-    correction=ZERO,
-)
-def zero_glass(context: Context) -> Measurement:
-    """``(1 - b1)^2/(1 - b2)``: the step is ``2 pi g^2 / (3 rho)``."""
-    expected = (1 - 0.9) ** 2 / (1 - 0.999)
-    return Measurement(
-        _first_step(context, glass=True), expected, tolerance=1e-9 * expected, paper=1.0
-    )
-
-
-class _Counter:
-    """The gradient of ``|x|^2 / 2``, counting how often it is asked for."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x
-
-
-def _alice(gradient: Callable[[Tensor], Tensor], steps: int, quick_steps: int) -> Tensor:
-    """The package's optimizer with equal Adam bounds: Adam's trajectory, at Alice's cost."""
-    x = torch.ones(4, dtype=torch.float64, requires_grad=True)
-    optimizer = Alice(
-        [x],
-        **{**PAPER, "lr": 0.01, "lr_min": 0.01, "step_fraction": 1.0, "quick_steps": quick_steps},
-        implementation="eager",
-    )
-
-    def closure() -> None:
-        x.grad = gradient(x.detach()).clone()
-
-    for _ in range(steps):
-        optimizer.step(closure)
-    return x.detach()
-
-
-def _adam(gradient: Callable[[Tensor], Tensor], steps: int) -> Tensor:
-    x = torch.ones(4, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.Adam([x], lr=0.01)
-    for _ in range(steps):
-        x.grad = gradient(x.detach())
-        optimizer.step()
-    return x.detach()
-
-
-@claim(
-    "quick-steps",
-    "Methods",
-    "Gradients per 4 steps with 3 quick steps between measuring ones",
-    paper="6",
-)
-def quick_steps(context: Context) -> Measurement:
-    """One measuring step of 3 gradients and q quick ones of 1: ``(q + 3)`` per ``q + 1`` steps."""
-    some, none = _Counter(), _Counter()
-    _alice(some, steps=40, quick_steps=3)
-    _alice(none, steps=40, quick_steps=0)
-    note = f"{none.calls / 10:g} without quick steps"
-    return Measurement(some.calls / 10, 3 + 3, paper=6.0, note=note)
-
-
-def _cost_claim(quick_steps: int) -> None:
-    @claim(
-        f"cost-quick-{quick_steps}",
-        "Methods",
-        f"Gradients over those of Adam for the same steps, quick_steps = {quick_steps}",
-        paper='1 ("at least as well")',
-        correction="step for step Alice can replicate Adam and SGD-M, but measuring curvature "
-        "costs gradients: compare at equal gradients and seconds",
-    )
-    def cost(context: Context) -> Measurement:
-        """``(q + 3)/(q + 1)`` gradients a step against Adam's one, on the same trajectory."""
-        ours, theirs = _Counter(), _Counter()
-        gap = (_alice(ours, 40, quick_steps) - _adam(theirs, 40)).abs().max().item()
-        expected = (quick_steps + 3) / (quick_steps + 1)
-        note = f"trajectories differ by {gap:.0e}"
-        return Measurement(ours.calls / theirs.calls, expected, paper=1.0, note=note)
-
-
-_cost_claim(0)
-_cost_claim(3)

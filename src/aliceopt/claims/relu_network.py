@@ -2,7 +2,8 @@
 
 `measure` finds how the mean squared gradient change of each layer grows with the radius of a
 random sign displacement of *all* parameters; `compare` sets the change of the hidden layer against
-Theorem 1, kink by kink. Many networks are evaluated at once, each on its own batch.
+Theorem 1, kink by kink; `kink_excursions` does so for the loss. Many networks are evaluated at
+once, each on its own batch.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = [
     "Networks",
     "compare",
     "flatten",
+    "kink_excursions",
     "measure",
     "sample_networks",
     "slope",
@@ -75,6 +77,43 @@ class Networks:
         gradients: Params = vmap(self.gradient)(moved, self.inputs, self.labels)
         return gradients
 
+    def losses(self, radius: float = 0.0) -> Tensor:
+        """Mean cross entropies of all networks at ``params + radius * signs``."""
+        moved = {name: p + radius * self.signs[name] for name, p in self.params.items()}
+
+        def loss(params: Params, inputs: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(self.model, params, (inputs,)), labels)
+
+        return torch.as_tensor(vmap(loss)(moved, self.inputs, self.labels))
+
+    def along(self, values: Params) -> Tensor:
+        """``t . values`` of every network, t being its ``signs``."""
+        products = [(v * self.signs[name]).flatten(1).sum(1) for name, v in values.items()]
+        return torch.stack(products).sum(0)
+
+    def excursions(self, radius: float) -> Tensor:
+        """``L(+-lambda t) - L -+ lambda g.t - lambda^2 t'Ht / 2``, [2, networks].
+
+        What is left of the loss when gradient and Hessian are taken away: kinks.
+        """
+        slope = self.along(self.gradients())
+        bend = self.along(self.hessian_step(1.0))
+        start = self.losses()
+        sides = [
+            self.losses(s * radius) - start - s * radius * slope - radius**2 * bend / 2
+            for s in (1, -1)
+        ]
+        return torch.stack(sides)
+
+    def on(self, examples: slice) -> Networks:
+        """The same networks on some of their examples."""
+        return replace(self, inputs=self.inputs[:, examples], labels=self.labels[:, examples])
+
+    def turned(self, generator: torch.Generator) -> Networks:
+        """The same networks with other random directions."""
+        signs = {k: random_signs(tuple(t.shape), generator) for k, t in self.signs.items()}
+        return replace(self, signs=signs)
+
     def hessian_step(self, radius: float) -> Params:
         """``H (radius * signs)``: the change of the gradients if there were no kinks."""
 
@@ -92,6 +131,7 @@ def sample_networks(
     generator: torch.Generator,
     *,
     batch: int = BATCH,
+    units: int = UNITS,
     activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> Networks:
     """Networks at torch's default initialisation of linear layers, in float64.
@@ -99,10 +139,10 @@ def sample_networks(
     That is, every weight and bias uniform on ``[-1, 1] / sqrt(fan in)``. Inputs are standard
     normal; labels come from a random linear teacher.
     """
-    model = nn.Sequential(_linear(INPUTS, UNITS), activation(), _linear(UNITS, CLASSES))
+    model = nn.Sequential(_linear(INPUTS, units), activation(), _linear(units, CLASSES))
     params, signs = {}, {}
     for name, p in model.named_parameters():
-        fan_in = INPUTS if _layer(name) == HIDDEN else UNITS
+        fan_in = INPUTS if _layer(name) == HIDDEN else units
         uniform = torch.rand(count, *p.shape, generator=generator, dtype=p.dtype)
         params[name] = (2 * uniform - 1) / fan_in**0.5
         signs[name] = random_signs((count, *p.shape), generator)
@@ -218,16 +258,22 @@ def compare(networks: Networks, radius: float, threshold: float = THRESHOLD) -> 
     )
 
 
-def _kinks(
-    networks: Networks, index: int, radius: float, threshold: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For one network: ``R |d|``, its unbounded form, and the sum of jumps really crossed."""
+def _glass(networks: Networks, index: int, threshold: float) -> tuple[relu_glass.ReluGlass, Tensor]:
+    """The kinks of one network within ``threshold``, and its direction as one vector."""
     with torch.no_grad():
         for name, p in networks.model.named_parameters():
             p.copy_(networks.params[name][index])
     batch = (networks.inputs[index], networks.labels[index])
     glass = relu_glass.from_module(networks.model, F.cross_entropy, batch, threshold)
-    displacement = torch.cat([radius * t[index].flatten() for t in networks.signs.values()])
+    return glass, torch.cat([t[index].flatten() for t in networks.signs.values()])
+
+
+def _kinks(
+    networks: Networks, index: int, radius: float, threshold: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For one network: ``R |d|``, its unbounded form, and the sum of jumps really crossed."""
+    glass, signs = _glass(networks, index, threshold)
+    displacement = radius * signs
     after = glass.preacts + glass.preact_grads @ displacement
     crossed = (after > 0).double() - (glass.preacts > 0).double()
     jumps = (crossed * glass.loss_grads) @ glass.preact_grads
@@ -235,13 +281,46 @@ def _kinks(
     return glass.bound(displacement)[hidden], glass.expected(displacement)[hidden], jumps[hidden]
 
 
-def train(networks: Networks, *, steps: int = 600, lr: float = 1e-3) -> Networks:
-    """The same networks after full-batch training with torch's Adam, each on its own batch."""
+def kink_excursions(
+    networks: Networks, radius: float, threshold: float = THRESHOLD
+) -> tuple[Tensor, Tensor]:
+    """What kinks do to the loss and to its slope along the signs, both [2 sides, networks].
+
+    A unit that ends at ``y`` on the other side of its kink adds ``(dL/dz) |y|`` to the loss,
+    whichever way it went: the sign is that of ``dL/dz``. It turns the slope outwards,
+    ``t . g`` on the plus side and ``-t . g`` on the minus side, by ``(dL/dz) |t . gamma|``.
+    """
+    losses, slopes = [], []
+    for index in range(len(networks.labels)):
+        glass, signs = _glass(networks, index, threshold)
+        rates = glass.preact_grads @ signs
+        after = glass.preacts + radius * torch.stack([rates, -rates])
+        crossed = ((after > 0) != (glass.preacts > 0)).double() * glass.loss_grads
+        losses.append((crossed * after.abs()).sum(1))
+        slopes.append((crossed * rates.abs()).sum(1))
+    return torch.stack(losses, dim=1), torch.stack(slopes, dim=1)
+
+
+def train(
+    networks: Networks,
+    *,
+    steps: int = 600,
+    lr: float = 1e-3,
+    batch: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Networks:
+    """The same networks after training with torch's Adam, each on its own examples.
+
+    All of them at every step, or ``batch`` of them, drawn anew.
+    """
     params = {name: p.clone().requires_grad_() for name, p in networks.params.items()}
     optimizer = torch.optim.Adam(params.values(), lr=lr)
+    count = networks.labels.shape[1]
     for _ in range(steps):
+        chosen = torch.randperm(count, generator=generator)[:batch] if batch else slice(None)
         values = {name: p.detach() for name, p in params.items()}
-        gradients = vmap(networks.gradient)(values, networks.inputs, networks.labels)
+        examples = networks.inputs[:, chosen], networks.labels[:, chosen]
+        gradients = vmap(networks.gradient)(values, *examples)
         for name, p in params.items():
             p.grad = gradients[name]
         optimizer.step()

@@ -10,6 +10,10 @@ A local floor that reflects every trajectory, ``|Delta|``, gives the largest exp
     E |Delta(d)| = sqrt(2 / (3 pi)) sqrt(rho) |d|^(3/2).
 
 Units: ``rho`` is loss^2 / length^3, a displacement a length, the bound a loss.
+
+All coordinates move at once, though, and what the loss meets is *one* random walk, that of the
+slope along the displacement, with the density `directional_density`. The sum over coordinates is
+`1 / glass_coherence` times as large.
 """
 
 from __future__ import annotations
@@ -19,9 +23,16 @@ import math
 import torch
 from torch import Tensor
 
-from ._checks import FINITE, NONNEGATIVE, checked
+from ._checks import FINITE, NONNEGATIVE, POSITIVE, checked
 
-__all__ = ["GLASS_LOSS_FACTOR", "glass_loss_bound", "loss_bound", "loss_variance"]
+__all__ = [
+    "GLASS_LOSS_FACTOR",
+    "directional_density",
+    "glass_coherence",
+    "glass_loss_bound",
+    "loss_bound",
+    "loss_variance",
+]
 
 GLASS_LOSS_FACTOR = math.sqrt(2 / (3 * math.pi))
 """E|x| of a standard normal, sqrt(2/pi), times the root of Theorem 4's variance factor 1/3."""
@@ -84,6 +95,37 @@ def loss_bound(
     """
     smooth = _sum_last(displacement * (grad + hess * displacement / 2))
     return smooth + glass_loss_bound.unchecked(glass_density, displacement, joint=joint)
+
+
+@checked(second_difference=FINITE, signs=FINITE, probe_radius=POSITIVE)
+def directional_density(second_difference: Tensor, signs: Tensor, probe_radius: float) -> Tensor:
+    """``rho_t = (2 / lambda) (t . D)^2``: the glass that a move along ``t`` meets, in one sample.
+
+    ``D = (g+ + g-)/2 - g0`` is what Alice measures at ``+-lambda t``; summed over the last
+    dimension. Its mean over draws makes Theorem 4 a statement about the loss along ``t``:
+    ``E |Delta(lambda t)| = sqrt(2/3pi) sqrt(rho_t) lambda^(3/2)``.
+
+    >>> import torch
+    >>> directional_density(torch.tensor([1.0, -2.0]), torch.tensor([1.0, -1.0]), 0.5)
+    tensor(36.)
+    """
+    return 2 / probe_radius * _sum_last(second_difference * signs).square()
+
+
+@checked(directional_density=NONNEGATIVE, glass_density=NONNEGATIVE)
+def glass_coherence(directional_density: Tensor, glass_density: Tensor) -> Tensor:
+    """``kappa = sqrt(rho_t) / sum_i sqrt(rho_i)``: how much of the separable bound is there.
+
+    Give means over draws. The separable `glass_loss_bound` of a move that is equal in all
+    coordinates, times kappa, is the bound along the move: ``kappa^2 rho`` are the densities that
+    tell the truth about it. By the triangle inequality kappa is at most 1 for means over the same
+    draws of signs; for n equal coordinates whose jumps are independent it is ``1 / sqrt(n)``.
+
+    >>> import torch
+    >>> glass_coherence(torch.tensor(4.0), torch.tensor([1.0, 9.0]))
+    tensor(0.5000)
+    """
+    return directional_density.sqrt() / _sum_last(glass_density.sqrt())
 
 
 def _sum_last(x: Tensor) -> Tensor:

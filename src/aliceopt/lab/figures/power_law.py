@@ -1,6 +1,7 @@
 """Figure 1: exponents of gradient variations, block by block, while a network trains.
 
-A Hessian gives 2, glass gives 1. No truncated Taylor series of the gradient gives less than 2.
+A Hessian gives 2, glass gives 1, both in the limit of small radii. At a finite radius a smooth
+gradient that saturates has less than 2 as well: one radius does not tell the two apart.
 """
 
 from __future__ import annotations
@@ -106,4 +107,5 @@ def _note(records: Records, series: Sequence[Sequence[dict[str, Any]]]) -> str:
     text = f"Parameters displaced by {radius:g} against {factor * radius:g}"
     if event.get("directions"):
         text += f", {event['directions']} directions, bands: 95% intervals over them"
-    return f"{text}. The exponent depends on the batch size."
+    text += ". The exponent depends on the batch size and on the radius: "
+    return f"{text}a smooth gradient that saturates is below 2, too."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from aliceopt.claims import relu_network
 from aliceopt.claims.relu_network import HIDDEN, THRESHOLD, Networks, NetworkVariation, flatten
-from aliceopt.claims.simulated_glass import random_signs
 from aliceopt.lab.figures import style
 
 if TYPE_CHECKING:
@@ -125,8 +124,7 @@ def variation(networks: Networks, radius: float, generator: torch.Generator) -> 
     center = flatten(networks.gradients(), HIDDEN)
     total = torch.zeros_like(center)
     for _ in range(DIRECTIONS):
-        signs = {k: random_signs(tuple(t.shape), generator) for k, t in networks.signs.items()}
-        moved = flatten(replace(networks, signs=signs).gradients(radius), HIDDEN)
+        moved = flatten(networks.turned(generator).gradients(radius), HIDDEN)
         total += (moved - center).square()
     return total / DIRECTIONS
 
