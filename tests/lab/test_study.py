@@ -29,7 +29,7 @@ from aliceopt.lab.study import (
     study_plan,
     tuned,
 )
-from lab_cases import all_events, write_problem
+from lab_cases import all_events, write_problem, write_tuning
 
 TINY = {"terms": ["none", "glass"], "steps": ["naq"], "baselines": ["adam"], "epochs": 1}
 
@@ -348,21 +348,6 @@ def test_rates_are_half_a_decade_apart_around_the_middle():
     rates = rates_around(0.02, 5)
     assert rates[2] == 0.02
     assert [b / a for a, b in itertools.pairwise(rates)] == pytest.approx([10**0.5] * 4)
-
-
-def write_tuning(study, folder, outcomes):
-    """Records of a tuning that came out so: (metric, loss) by run, None where it diverged."""
-    for run in study.tuning.document["runs"]:
-        place = run_folder(folder / "tuning", run["method"], run["seed"])
-        journal = Journal(place / "records.jsonl")
-        journal.write("start", config={}, run={})
-        found = outcomes[run["method"]]
-        if found is None:
-            journal.write("end", status="diverged", reason="", metric=None)
-        else:
-            journal.write("evaluation", step=1, metric=found[0], loss=found[1])
-            journal.write("end", status="finished", reason="", metric=found[0])
-        journal.close()
 
 
 @pytest.mark.parametrize(
