@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.plan import SCALES, Plan, settings_of
+from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, settings_of
 from aliceopt.lab.records import RecordError, read_plan, read_runs, run_folder
 
 __all__ = ["check_not_both", "clear", "clear_retuned", "default_folder", "records_folder"]
@@ -70,7 +70,7 @@ def _clear(folder: Path, new: Mapping[str, Any] | None) -> None:
     places = list({run_folder(folder, run["method"], run["seed"]): None for run in named})
     for place in places:
         _clear_run(place)
-    drawn = ["study-*.*"] + ([f"{plan['name']}.*"] if plan["kind"] == "experiment" else [])
+    drawn = ["study-*.*"] + ([f"{plan['name']}.*"] if plan["name"] in EXPERIMENTS else [])
     for pattern in drawn:
         _delete((folder / "figures").glob(pattern))
     _delete([folder / "report.html", folder / "plan.json"])

@@ -48,8 +48,10 @@ class RecordError(ValueError):
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:
-    """Where one run of a plan is recorded."""
-    return folder / method / f"seed-{seed}"
+    """Where one run of a plan is recorded: always inside the folder, whatever a plan says."""
+    if method in ("", ".", "..") or set("/\\\0") & set(method):
+        raise RecordError(f"a method's name must do as the name of a folder, got {method!r}")
+    return folder / method / f"seed-{seed:d}"
 
 
 class Journal:
@@ -144,12 +146,28 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise RecordError(f"no records in {str(folder)!r}: there is no plan.json")
     try:
-        plan: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise RecordError(f"{str(path)!r} is not JSON: {error}") from error
-    if not isinstance(plan, dict) or not {"kind", "name", "methods", "runs"} <= set(plan):
+    if not _is_plan(plan):
         raise RecordError(f"{str(path)!r} is not a plan of aliceopt: choose another folder")
     return plan
+
+
+def _is_plan(plan: Any) -> bool:
+    """Whether it names methods with labels and runs of them, which is what others rely on."""
+    if not isinstance(plan, dict) or not {"kind", "name", "methods", "runs"} <= set(plan):
+        return False
+    methods, runs = plan["methods"], plan["runs"]
+    if not isinstance(methods, dict) or not isinstance(runs, list):
+        return False
+    labelled = all(
+        isinstance(m, dict) and isinstance(m.get("label"), str) for m in methods.values()
+    )
+    return labelled and all(
+        isinstance(run, dict) and run.get("method") in methods and isinstance(run.get("seed"), int)
+        for run in runs
+    )
 
 
 @cache
