@@ -92,7 +92,8 @@ def write_tuning(study: Study, folder: Path, outcomes: dict[str, Any]) -> None:
         if found is None:
             journal.write("end", status="diverged", reason="", metric=None)
         else:
-            journal.write("evaluation", step=1, metric=found[0], loss=found[1])
+            where = {"step": 1, "gradients": 1, "seconds": 1.0}
+            journal.write("evaluation", **where, metric=found[0], loss=found[1])
             journal.write("end", status="finished", reason="", metric=found[0])
         journal.close()
 

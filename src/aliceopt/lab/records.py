@@ -13,7 +13,8 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -119,17 +120,29 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     beside.replace(path)
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-    """What `save_checkpoint` wrote, or None; plain tensors and containers only, no pickled code."""
+def load_checkpoint(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | None:
+    """What `save_checkpoint` wrote, or None; plain tensors and containers only, no pickled code.
+
+    torch writes a checksum of every part into the file and does not look at it again; here all are
+    compared, so that weights which changed on the disk are not trained on. ``needed`` are names
+    that the content must have.
+    """
     if not path.exists():
         return None
     try:
-        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        with zipfile.ZipFile(path) as parts:
+            if (part := parts.testzip()) is not None:
+                raise ValueError(f"the checksum of {part} is wrong")
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict) or not set(needed) <= set(content):
+            raise ValueError("it does not hold a run")
     except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RecordError(
-            f"cannot read the checkpoint {str(path)!r} ({error}): delete it to begin that run anew"
+            f"cannot read the checkpoint {str(path)!r} ({reason}): delete it, and --resume makes "
+            "that run anew"
         ) from error
-    return content
+    return dict(content)
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
@@ -271,11 +284,59 @@ def _events(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a journal; a kill may leave half of one at the end."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    events = []
-    for number, line in enumerate(lines[:-1], start=1):
+    events: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             events.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise RecordError(f"line {number} of {str(path)!r} is not JSON: {error}") from error
+            wrong = _wrong(events[-1], first=number == 1)
+        except ValueError as error:
+            wrong = f"is not JSON: {error}"
+        if wrong:
+            raise RecordError(
+                f"line {number} of {str(path)!r} {wrong}; delete that file, and --resume makes "
+                "the run anew"
+            )
     return events
+
+
+_NUMBER = (int, float)
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "run": dict,
+    "config": dict,
+    "status": str,
+    "step": int,
+    "gradients": int,
+    "seconds": _NUMBER,
+    "loss": (*_NUMBER, type(None)),
+    "metric": (*_NUMBER, type(None)),
+    "groups": list,
+    "blocks": dict,
+}
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "start": ("run", "config"),
+    "train": ("step", "gradients", "seconds", "loss"),
+    "evaluation": ("step", "gradients", "seconds", "loss", "metric"),
+    "telemetry": ("step", "gradients", "groups", "blocks"),
+    "power_law": ("step", "blocks"),
+    "end": ("status",),
+}
+
+
+def _wrong(event: Any, *, first: bool) -> str:
+    """What makes a line none of ours, or nothing: readers rely on these fields."""
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return "is no record"
+    kind = event["event"]
+    if first and kind != "start" and event.get("status") != "failed":
+        return "is the first, and no run begins so"
+    needed = _NEEDED.get(kind, ())
+    if kind == "end" and event.get("status") == "finished":
+        needed += ("metric",)
+    for name in dict.fromkeys([*needed, *(_FIELDS.keys() & event.keys())]):
+        if name not in event:
+            return f"has no {name!r}"
+        if not isinstance(event[name], _FIELDS[name]):
+            return f"has {event[name]!r} for {name!r}"
+    if kind == "end" and event["status"] not in ("finished", "diverged", "failed"):
+        return f"has {event['status']!r} for 'status'"
+    return ""

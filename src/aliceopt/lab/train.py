@@ -120,9 +120,17 @@ def accompany(
         team.agree(error)
 
 
+_SAVED = (
+    "model", "method", "random", "cuda", "step", "seconds", "losses", "since", "metric", "best",
+    "journal",
+)  # fmt: skip
+"""What a run needs to go on; ``others`` only where ranks train it."""
+
+
 def _checkpoint(place: Path) -> dict[str, Any] | None:
     """The checkpoint to go on from; None also where the records it belongs to are gone."""
-    saved, path = load_checkpoint(place / "checkpoint.pt"), place / "records.jsonl"
+    saved = load_checkpoint(place / "checkpoint.pt", _SAVED)
+    path = place / "records.jsonl"
     if saved is None or not path.exists() or path.stat().st_size < saved["journal"]:
         return None
     return saved
