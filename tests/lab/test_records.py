@@ -18,6 +18,7 @@ from aliceopt.lab.records import (
     save_checkpoint,
     write_plan,
 )
+from aliceopt.lab.writing import WriteError
 
 PLAN = {
     "kind": "study",
@@ -40,7 +41,7 @@ def test_a_plan_comes_back_and_is_never_half_written(tmp_path, monkeypatch):
     write_plan(tmp_path / "new", PLAN)
     assert read_plan(tmp_path / "new") == PLAN
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(WriteError, match=r"cannot write .*plan\.json': disk full"):
         write_plan(tmp_path / "new", {**PLAN, "name": "other"})
     assert read_plan(tmp_path / "new") == PLAN
 

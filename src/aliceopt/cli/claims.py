@@ -45,7 +45,7 @@ def claims(
     table.print_results(results, table.stdout_console())
     if json_file is not None:
         records = table.as_records(results, context)
-        json_file.write_text(json.dumps(records, indent=2, allow_nan=False) + "\n")
+        _write(json_file, json.dumps(records, indent=2, allow_nan=False) + "\n")
     if any(result.verdict == "failed" for result in results):
         raise typer.Exit(1)
 
@@ -53,10 +53,16 @@ def claims(
 def _require_writable(path: Path) -> None:
     """Refuse now what could not be written after the run."""
     existed = path.exists()
-    try:
-        with path.open("a"):
-            pass
-    except OSError as error:
-        refuse(f"--json: cannot write {str(path)!r}: {error.strerror}")
+    _write(path, "", "a")
     if not existed:
         path.unlink()
+
+
+def _write(path: Path, text: str, mode: str = "w") -> None:
+    from aliceopt.lab.writing import WriteError, writing
+
+    try:
+        with writing(path), path.open(mode) as file:
+            file.write(text)
+    except WriteError as error:
+        refuse(f"--json: {error}")

@@ -103,6 +103,7 @@ def get(name: Name, data: Folder = None) -> None:
     from aliceopt.lab.data import DATASETS, DataError
     from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.download import get as download
+    from aliceopt.lab.writing import WriteError
 
     _require_name(name)
     if name == "digits":
@@ -116,10 +117,8 @@ def get(name: Name, data: Folder = None) -> None:
     try:
         with _bar() as bar:
             folder = download(name, data, _Reporter(bar))
-    except DataError as error:
+    except (DataError, WriteError) as error:
         refuse(error, 1)
-    except OSError as error:
-        refuse(f"cannot write {error.filename or 'the data'}: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         refuse("stopped; give the same command again to go on", 130)
     typer.echo(f"{name} is in {folder}, checked")

@@ -38,8 +38,6 @@ def figure(
             written = _illustration(name, path, seed)
     except ValueError as error:
         refuse(error)
-    except OSError as error:
-        refuse(f"cannot write {str(out or error.filename)!r}: {error.strerror}")
     typer.echo(str(written))
 
 

@@ -187,13 +187,15 @@ def table(
     """Print an experiment's min, median and max over seeds beside the paper's."""
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.table import experiment_table
+    from aliceopt.lab.writing import writing
 
     with carry_out.told(refuse, needs_lab):
         folder = records_folder(experiment, scale, records)
         carry_out.print_experiment(folder)
         if json_file is not None:
             content: dict[str, Any] = experiment_table(folder)
-            json_file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            with writing(json_file):
+                json_file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def list_() -> None:

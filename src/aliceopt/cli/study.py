@@ -107,10 +107,10 @@ def new_problem(
     path: Annotated[Path, typer.Argument(help="The Python file to write, like my_problem.py.")],
 ) -> None:
     """Write a problem of your own to start from: it runs as it is."""
-    from aliceopt.lab.problem import ProblemError, write_template
+    from aliceopt.lab.problem import write_template
 
     try:
         write_template(path)
-    except ProblemError as error:
+    except ValueError as error:
         refuse(error)
     typer.echo(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")

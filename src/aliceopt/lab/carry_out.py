@@ -66,7 +66,7 @@ def told(
     except ValueError as error:
         refuse(error)
     except OSError as error:
-        refuse(f"{error.strerror}: {error.filename!r}")
+        refuse(f"{error.strerror}: {error.filename!r}" if error.filename else error)
 
 
 LAUNCHERS = ("local", "ray")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from aliceopt.lab.writing import writing
+
 try:
     import fcntl
 except ImportError:  # Windows: two commands are not kept apart there
@@ -36,8 +38,9 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    file = _lock(folder)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _lock(folder)
     try:
         yield
     finally:

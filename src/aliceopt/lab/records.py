@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import aliceopt
+from aliceopt.lab.writing import replacing, write_all, writing
 
 __all__ = [
     "Journal",
@@ -59,23 +60,34 @@ class Journal:
     """Appends events to a file of JSON lines, from ``offset`` bytes on; what follows is dropped."""
 
     def __init__(self, path: Path, offset: int = 0):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        os.truncate(path, offset)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.truncate(path, offset)
+            self._file = path.open("ab", buffering=0)  # what fails, fails here and not at the end
         self.mirror: Callable[[str, dict[str, Any]], None] | None = None
 
     def write(self, event: str, **fields: Any) -> None:
         """One line; numbers that are not finite become null, which JSON can say."""
-        line = json.dumps(_finite({"event": event, **fields}), allow_nan=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        line = json.dumps(_finite({"event": event, **fields}), allow_nan=False) + "\n"
+        self._append(line.encode())
         if self.mirror is not None:
             self.mirror(event, fields)
 
+    def _append(self, line: bytes) -> None:
+        end = self._file.tell()
+        with writing(self._path):
+            try:
+                write_all(self._file, line)
+            except OSError:
+                self._file.truncate(end)  # no half line before the next
+                raise
+
     def synced(self) -> int:
         """The length of the file, once it is safely on disk."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
@@ -111,13 +123,16 @@ def _finite(value: Any) -> Any:
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write beside, then rename: after a kill there is the old file or the new one."""
-    beside = path.with_suffix(".writing")
-    with beside.open("wb") as file:
-        torch.save(content, file)
+    """Write it safely to the disk, whole or not at all."""
+    with replacing(path) as beside, beside.open("wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # its archive fails again as it is closed, and hides why
+            if isinstance(why := error.__context__, OSError):
+                raise why from None
+            raise
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def load_checkpoint(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | None:
@@ -147,10 +162,8 @@ def load_checkpoint(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     """Write ``plan.json``, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / "plan.writing"
-    beside.write_text(json.dumps(_finite(plan), indent=2, allow_nan=False) + "\n")
-    beside.replace(folder / "plan.json")
+    with replacing(folder / "plan.json") as beside:
+        beside.write_text(json.dumps(_finite(plan), indent=2, allow_nan=False) + "\n")
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
@@ -203,7 +216,7 @@ def _commit() -> str | None:
     here = Path(__file__).resolve().parents[3]
     if not (here / ".git").exists():
         return os.environ.get("ALICEOPT_COMMIT") or None
-    git = ["git", "-C", str(here)]
+    git = ["git", "--no-optional-locks", "-C", str(here)]  # a reader only, who may be killed
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
         edits = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)

@@ -12,6 +12,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 from aliceopt.lab.data import tiny_imagenet
@@ -21,6 +22,7 @@ from aliceopt.lab.data.errors import DataError
 from aliceopt.lab.data.folder import GENERATED, data_folder, generated_rows
 from aliceopt.lab.data.loading import named
 from aliceopt.lab.data.registry import DataSet, Source
+from aliceopt.lab.writing import write_all, writing
 
 Progress = Callable[[str, int, int | None], None]  # what is done, bytes or items so far, in all
 
@@ -92,8 +94,9 @@ def _fetched(data_set: DataSet, source: Source, work: Path, progress: Progress |
 
 def _unpack(source: Source, archive: Path, staged: Path, progress: Progress | None) -> None:
     if source.kind == "file":
-        staged.mkdir(parents=True)
-        shutil.copyfile(archive, staged / source.file)
+        with writing(staged / source.file):
+            staged.mkdir(parents=True)
+            shutil.copyfile(archive, staged / source.file)
     elif source.kind == "tiny-imagenet":
         tiny_imagenet.convert(archive, staged, _named("converting", progress))
     else:
@@ -115,8 +118,9 @@ def _put_in_place(name: str, staged: Path, folder: Path) -> None:
             )
     for file in sorted(path for path in staged.rglob("*") if path.is_file()):
         target = folder / file.relative_to(staged)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(target)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
 
 
 def fetch(
@@ -137,8 +141,9 @@ def fetch(
         if md5 is not None and (found := file_md5(target)) != md5:
             raise DataError(f"{target}: has md5 {found}, published is {md5}: delete it")
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
+    with writing(part):
+        target.parent.mkdir(parents=True, exist_ok=True)
     for last in [False] * (_TRIES - 1) + [True]:
         before = _size(part)
         try:
@@ -199,15 +204,23 @@ def _continue(address: str, part: Path, progress: Progress | None, timeout: floa
         return False
     with answer:
         have, total = _placed(answer, have)
-        with part.open("r+b" if have else "wb") as file:
-            file.seek(have)
-            file.truncate()
+        with _opened(part, have) as file:
             while block := answer.read(_BLOCK):
-                file.write(block)
+                with writing(part):
+                    write_all(file, block)
                 have += len(block)
                 if progress is not None:
                     progress("downloading", have, total)
     return total is None or have == total
+
+
+def _opened(part: Path, have: int) -> FileIO:
+    """The file, cut to its first ``have`` bytes; unbuffered: a full disk is told at once."""
+    with writing(part):
+        file = part.open("r+b" if have else "wb", buffering=0)
+        file.seek(have)
+        file.truncate()
+    return file
 
 
 def _placed(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
