@@ -1,5 +1,9 @@
 """``aliceopt study``: the grid, its budget, and problems of the user's own."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -122,6 +126,35 @@ def test_the_template_goes_through_as_it_is(tmp_path):
     refused = aliceopt("new-problem", "my_problem.py")
     assert refused.exit_code == 2
     assert "exists already" in refused.output
+
+
+def test_a_terminal_that_cannot_say_a_name_loses_nothing(tmp_path):
+    """Greek in latin-1: the report is there, and the table with a mark in the name's place."""
+    (tmp_path / "λ.py").write_text(Path(write_problem(tmp_path)).read_text())
+    grid = ("--terms", "", "--baselines", "adam", "--tune", "1")
+    size = (*grid, "--seeds", "1", "--epochs", "1", "--device", "cpu")
+    done = subprocess.run(
+        [sys.executable, "-m", "aliceopt.cli", "study", "--problem", "λ.py:problem", *size],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        encoding="latin-1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "For ?.py:problem" in done.stdout
+    assert "report: runs/study-?/report.html" in done.stdout
+    assert "λ.py:problem" in (tmp_path / "runs/study-λ/report.html").read_text(encoding="utf-8")
+
+
+def test_the_report_is_there_whatever_becomes_of_the_table(tmp_path, monkeypatch):
+    """It is printed last: a closed pipe or a strict encoding costs no report."""
+
+    def closed(*arguments):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("aliceopt.lab.results.summary.print_summary", closed)
+    assert tiny("--tune", 1).exit_code != 0
+    assert (tmp_path / "runs/study-digits/report.html").exists()
 
 
 def test_a_problem_that_returns_the_wrong_thing_is_told_what_is_missing(tmp_path):

@@ -235,11 +235,14 @@ def print_experiment(folder: Path) -> None:
     from aliceopt.lab.results.report import write_report
     from aliceopt.lab.results.table import print_table
 
-    print_table(folder, stdout_console())
-    if any(run.status != "missing" for run in read_runs(folder)):
+    drawn = None
+    if begun(folder):
         with contextlib.suppress(RecordError):  # nothing finished yet: no figure
-            print(f"figure: {draw_experiment(folder)}")
-    write_report(folder)
+            drawn = draw_experiment(folder)
+    write_report(folder)  # before anything is printed, which may fail: into a closed pipe, say
+    print_table(folder, stdout_console())
+    if drawn is not None:
+        print(f"figure: {drawn}")
 
 
 def print_study(plan: Plan, folder: Path, target: float | None) -> None:
@@ -249,6 +252,6 @@ def print_study(plan: Plan, folder: Path, target: float | None) -> None:
 
     if not (folder / "plan.json").exists():
         return
+    write_report(folder)  # first, as above
     document: dict[str, Any] = read_plan(folder)
     print_summary(document, read_runs(folder, document), stdout_console(), target)
-    write_report(folder)
