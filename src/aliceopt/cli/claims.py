@@ -27,6 +27,7 @@ def claims(
     """Measure the paper's numbers anew; exit 1 if theory and measurement disagree anywhere."""
     from aliceopt import claims as package
     from aliceopt.claims import table
+    from aliceopt.lab.terminal import stdout_console
 
     samples = package.DEFAULT_SAMPLES if samples is None else samples
     least, most = package.LEAST_SAMPLES, package.MOST_SAMPLES
@@ -42,7 +43,7 @@ def claims(
         _require_writable(json_file)
     context = package.Context(seed=seed, samples=samples)
     results = table.run_with_progress(chosen, context)
-    table.print_results(results, table.stdout_console())
+    table.print_results(results, stdout_console())
     if json_file is not None:
         records = table.as_records(results, context)
         _write(json_file, json.dumps(records, indent=2, allow_nan=False) + "\n")

@@ -13,7 +13,7 @@ import typer
 from aliceopt import __version__
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear, default_folder, records_folder
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
     from aliceopt.lab.plan import Plan
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"aliceopt {__version__}")
+        say(f"aliceopt {__version__}")
         raise typer.Exit
 
 
@@ -87,7 +87,7 @@ def run(
         place = out / name if out is not None and len(names) > 1 else out
         left = None if minutes is None else minutes - (time.monotonic() - begun) / 60
         if left is not None and left <= 0 and name != names[0]:
-            typer.echo(f"the time is up: {name} has not begun")
+            say(f"the time is up: {name} has not begun")
             codes.append(130)
             break
         try:
@@ -164,17 +164,17 @@ def end(plan: Plan, folder: Path, finished: bool) -> None:
     from aliceopt.lab import carry_out
 
     if (folder / "report.html").exists():
-        typer.echo(f"report: {folder / 'report.html'}")
+        say(f"report: {folder / 'report.html'}")
     missing = carry_out.missing(plan, folder)
     if missing:
         listed = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if missing[6:] else "")
-        typer.echo(f"not finished: {listed}; the same command with --resume goes on")
+        say(f"not finished: {listed}; the same command with --resume goes on")
     if not finished:
         raise typer.Exit(130)
     if missing:
         raise typer.Exit(1)
     if carry_out.all_diverged(plan, folder):
-        typer.echo("every run diverged: is a number in the data not finite, or the rate too high?")
+        say("every run diverged: is a number in the data not finite, or the rate too high?")
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
 
 app = typer.Typer(
     name="results",
@@ -50,11 +50,11 @@ def add_(
             said = [f"{counted(done.new, 'run')} added"]
             said += [f"{done.replaced} replaced"] if done.replaced else []
             said += [f"{done.same} there already"] if done.same else []
-            typer.echo(f"{done.path}: {', '.join(said)}")
+            say(f"{done.path}: {', '.join(said)}")
         if left:
-            typer.echo(f"not ended, so not kept: {', '.join(left)}")
+            say(f"not ended, so not kept: {', '.join(left)}")
         if not lines:
-            typer.echo("no run has ended: nothing was added")
+            say("no run has ended: nothing was added")
             raise typer.Exit(1)
 
 
@@ -68,9 +68,9 @@ def show(
     ),
 ) -> None:
     """Print means over seeds, with gradients, seconds and precision."""
-    from aliceopt.claims.table import stdout_console
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.kept_table import print_kept
+    from aliceopt.lab.terminal import stdout_console
 
     with carry_out.told(refuse, needs_lab):
         print_kept(results, experiment, stdout_console())
@@ -99,4 +99,4 @@ def draw(
         path = results / f"{experiment}.jsonl"
         if not path.exists():
             raise ValueError(f"there is no {str(path)!r}: see aliceopt results show")
-        typer.echo(f"figure: {draw_rates(read_kept(path), out, split_names(methods))}")
+        say(f"figure: {draw_rates(read_kept(path), out, split_names(methods))}")

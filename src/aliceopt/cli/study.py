@@ -11,7 +11,7 @@ import typer
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear, clear_retuned
 from aliceopt.cli.lab import end, split_names
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
     from aliceopt.lab.carry_out import How
@@ -94,13 +94,13 @@ def _tune(plan: Plan, folder: Path, how: How) -> None:
 
     finished = carry_out.carry_out(plan, folder, how, title="tuning learning rates")
     if not finished or carry_out.missing(plan, folder):
-        typer.echo("stopped while tuning learning rates; what was tried is kept")
+        say("stopped while tuning learning rates; what was tried is kept")
         end(plan, folder, finished)
 
 
 def _say_anew(methods: list[str]) -> None:
     if methods:
-        typer.echo(f"another learning rate is best now, so made anew: {', '.join(methods)}")
+        say(f"another learning rate is best now, so made anew: {', '.join(methods)}")
 
 
 def new_problem(
@@ -113,4 +113,4 @@ def new_problem(
         write_template(path)
     except ValueError as error:
         refuse(error)
-    typer.echo(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")
+    say(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")

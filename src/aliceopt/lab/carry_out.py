@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 from rich.table import Table
 
-from aliceopt.claims.table import stdout_console
 from aliceopt.lab import data
 from aliceopt.lab.data import generate
 from aliceopt.lab.launch import Launcher
@@ -34,6 +33,7 @@ from aliceopt.lab.plan import (
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import RecordError, read_plan, read_runs
 from aliceopt.lab.stopping import terms_as_interrupts
+from aliceopt.lab.terminal import stdout_console
 from aliceopt.lab.words import counted
 
 __all__ = [
@@ -240,9 +240,10 @@ def print_experiment(folder: Path) -> None:
         with contextlib.suppress(RecordError):  # nothing finished yet: no figure
             drawn = draw_experiment(folder)
     write_report(folder)  # before anything is printed, which may fail: into a closed pipe, say
-    print_table(folder, stdout_console())
+    console = stdout_console()
+    print_table(folder, console)
     if drawn is not None:
-        print(f"figure: {drawn}")
+        console.print(f"figure: {drawn}", markup=False, soft_wrap=True)
 
 
 def print_study(plan: Plan, folder: Path, target: float | None) -> None:

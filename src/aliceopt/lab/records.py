@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import aliceopt
+from aliceopt.lab.words import plain
 from aliceopt.lab.writing import replacing, write_all, writing
 
 __all__ = [
@@ -177,6 +178,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise RecordError(f"{str(path)!r} is not JSON: {error}") from error
     if not _is_plan(plan):
         raise RecordError(f"{str(path)!r} is not a plan of aliceopt: choose another folder")
+    for method in plan["methods"].values():
+        method["label"] = plain(method["label"])  # in tables and figures, whoever wrote it
     return plan
 
 
