@@ -44,7 +44,8 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (folder / NAME).unlink(missing_ok=True)  # while it is still ours
+        if _is_still(file, folder / NAME):  # else somebody deleted it, and another holds the next
+            (folder / NAME).unlink()
         file.close()
         for place in made:
             with contextlib.suppress(OSError):  # something is in it now
