@@ -118,7 +118,7 @@ def get(name: Name, data: Folder = None) -> None:
     try:
         with _bar() as bar:
             folder = download(name, data, _Reporter(bar))
-    except (DataError, WriteError) as error:
+    except (DataError, WriteError, OSError) as error:
         refuse(error, 1)
     except KeyboardInterrupt:
         refuse("stopped; give the same command again to go on", 130)

@@ -19,13 +19,17 @@ class Source:
     """One download: its address, what to do with it, and its md5 where one is published.
 
     ``file`` is its name on disk. A "file" is kept as it is, "zip" and "tar" are unpacked, and
-    "tiny-imagenet" is an archive of JPEG files that is converted to the npz layout.
+    "tiny-imagenet" is an archive of JPEG files that is converted to the npz layout. No more than
+    ``most`` bytes are downloaded, and no more than ``unpacked`` unpacked: what is longer is
+    something else.
     """
 
     address: str
     kind: Literal["file", "zip", "tar", "tiny-imagenet"]
     file: str
     md5: str | None = None
+    most: int = 300_000_000
+    unpacked: int = 1_000_000_000
 
 
 @dataclass(frozen=True)
