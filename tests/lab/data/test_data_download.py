@@ -324,7 +324,8 @@ def test_every_set_can_be_got_somehow(name):
     """An address or a description, terms and a page for each; md5 sums have 32 digits."""
     data_set = DATASETS[name]
     assert data_set.terms
-    assert data_set.page.startswith("http")
+    assert data_set.page.startswith("https:")
+    assert all(source.address.startswith("https:") for source in data_set.sources)
     assert bool(data_set.sources) + bool(data_set.by_hand) == (name != "digits")
     sums = [*data_set.md5.values(), *(s.md5 for s in data_set.sources if s.md5)]
     assert all(re.fullmatch("[0-9a-f]{32}", value) for value in sums)

@@ -126,13 +126,15 @@ _ALL = (
         read=partial(imagenet.read, imagenet.TINY_IMAGENET_64),
         examine=partial(imagenet.examine, imagenet.TINY_IMAGENET_64),
         whole=partial(imagenet.examine_whole, imagenet.TINY_IMAGENET_64),
-        page="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        page="https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         terms="a part of ImageNet: research and education only",
         sources=(
             Source(
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 "tiny-imagenet",
                 "tiny-imagenet-200.zip",
+                # The publisher gives none; many projects check the same archive by this one.
+                md5="90528d7ca1a48142e341f4ef8d21d0de",
             ),
         ),
         augmentable=True,
