@@ -318,6 +318,22 @@ def test_bad_arguments_are_refused_in_one_sentence(arguments, said):
     assert result.stderr.startswith("aliceopt: ")
 
 
+@pytest.mark.parametrize(
+    "command", [("run", "tt-limit", "--scale", "smoke"), ("study",), ("run", "pays")]
+)
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_planned(
+    command, more, monkeypatch, tmp_path
+):
+    """A dry run of it would promise what cannot be run."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("aliceopt.lab.plan.plan_of", pytest.fail)
+    result = aliceopt(*command, "--device", "cuda", *more)
+    assert result.exit_code == 2, result.output
+    assert result.stderr == "aliceopt: --device cuda: there are 0 CUDA devices here\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_fails_is_told_and_the_exit_status_says_so(monkeypatch):
     """Brackets in the text of an error are only text."""
     monkeypatch.setattr(

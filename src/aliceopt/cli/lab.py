@@ -132,6 +132,8 @@ def _run_one(
     folder = default_folder(name, scale) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
         carry_out.check_experiment(name, scale)
+        by_whom = manner.launcher, manner.device, manner.workers
+        carry_out.check_launcher(*by_whom)
         if not manner.dry_run:
             stack.enter_context(locked(folder))
         plan = experiment_plan(
@@ -150,7 +152,6 @@ def _run_one(
         if manner.overwrite:
             check_not_both(manner.resume)
             clear(folder, plan.document)
-        by_whom = manner.launcher, manner.device, manner.workers
         trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, manner.resume, manner.tensorboard, minutes)
         finished = carry_out.carry_out(plan, folder, how)

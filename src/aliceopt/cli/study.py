@@ -53,6 +53,7 @@ def study(
 
     folder = study_folder(problem) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
+        carry_out.check_launcher(launcher, device, workers)
         if not dry_run:
             stack.enter_context(locked(folder))
         plan = study_plan(

@@ -44,6 +44,7 @@ __all__ = [
     "carry_out",
     "check_data",
     "check_experiment",
+    "check_launcher",
     "data_root",
     "launched",
     "missing",
@@ -73,14 +74,25 @@ LAUNCHERS = ("local", "ray")
 """Who may be asked to train the runs."""
 
 
-@contextlib.contextmanager
-def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launcher]:
-    """Whoever is to train the runs, by name; under torchrun that is all of its ranks."""
+def check_launcher(launcher: str, device: str, workers: int | None) -> None:
+    """Refuse what cannot train here, before anything is planned or read."""
     if launcher not in LAUNCHERS:
         raise PlanError(f"--launcher must be one of {', '.join(LAUNCHERS)}; got {launcher!r}")
     if workers is not None and workers < 1:
         raise PlanError(f"--workers must be a whole number >= 1, got {workers}")
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if launcher == "local" and not _under_torchrun():
+        _devices(device)
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+@contextlib.contextmanager
+def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launcher]:
+    """Whoever is to train the runs, by name; under torchrun that is all of its ranks."""
+    check_launcher(launcher, device, workers)
+    if _under_torchrun():
         from aliceopt.lab.ranks import together
 
         yield together(launcher, device, workers)
