@@ -24,8 +24,8 @@ def members(archive: zipfile.ZipFile, source: Path) -> tuple[list[str], list[str
     train = [n for n in names if n.split("/")[1:2] == ["train"]]
     validation = [n for n in names if n.split("/")[1:2] == ["val"]]
     classes = sorted({n.split("/")[2] for n in train})
-    most = max(len(train), len(validation)) > TINY_IMAGENET_64.most
-    if not train or not validation or most or len(classes) > TINY_IMAGENET_64.classes:
+    many = max(len(train), len(validation)) > TINY_IMAGENET_64.most
+    if not train or not validation or many or len(classes) > TINY_IMAGENET_64.classes:
         raise DataError(
             f"{source}: is not Tiny-ImageNet ({len(train)} training and {len(validation)} "
             f"validation images, {len(classes)} classes)"
