@@ -86,7 +86,7 @@ def _write_run(
             "gradients": round(done * cost),
             "seconds": done * cost / 1000,
         }
-        journal.write("evaluation", **where, metric=value(method, seed, done))
+        journal.write("evaluation", **where, loss=1.0, metric=value(method, seed, done))
         if plan["figure"] == "power_law":
             _write_exponents(journal, where, seed, done)
     if fate in ("finished", "null"):

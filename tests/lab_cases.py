@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.plan import Plan, plan_of
-from aliceopt.lab.records import run_folder
+from aliceopt.lab.records import Journal, run_folder
 from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.study import Study
 
 PROBLEM = '''
 import torch
@@ -78,6 +79,23 @@ def small_plan(file: str, methods: dict[str, dict[str, Any]], **changes: Any) ->
     about |= {"figure": "study", "metric": "accuracy", "better": "higher"}
     problem = {"function": file if ":" in file else f"{file}:problem"}
     return plan_of(about, problem, settings, methods, 5)
+
+
+def write_tuning(study: Study, folder: Path, outcomes: dict[str, Any]) -> None:
+    """Records of a tuning that came out so: (metric, loss) by run, None where it diverged."""
+    assert study.tuning is not None
+    for run in study.tuning.document["runs"]:
+        place = run_folder(folder / "tuning", run["method"], run["seed"])
+        journal = Journal(place / "records.jsonl")
+        journal.write("start", config={}, run={})
+        found = outcomes[run["method"]]
+        if found is None:
+            journal.write("end", status="diverged", reason="", metric=None)
+        else:
+            where = {"step": 1, "gradients": 1, "seconds": 1.0}
+            journal.write("evaluation", **where, metric=found[0], loss=found[1])
+            journal.write("end", status="finished", reason="", metric=found[0])
+        journal.close()
 
 
 def events(folder: Path, method: str, seed: int) -> list[dict[str, Any]]:

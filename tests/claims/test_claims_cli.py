@@ -97,7 +97,8 @@ def test_the_same_seed_writes_the_same_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--only", "thm9"), ["'thm9'", "thm1-exponent", "fig6-resnet"]),
+        (("--only", "thm4-maen"), ["'thm4-maen'", "did you mean 'thm4-mean' or"]),
+        (("--only", "nosuch"), ["'nosuch'", "names begin with thm1, gvd, alg1, batch, thm2"]),
         (("--seed", "-1"), ["--seed", ">= 0", "-1"]),
         (("--samples", "999"), ["--samples", "from 1000 to 100000", "999"]),
         (("--samples", "100001"), ["--samples", "from 1000 to 100000", "100001"]),

@@ -82,8 +82,13 @@ def test_select_takes_ids_and_prefixes_and_names_what_it_does_not_know():
     assert select(claims, []) == claims
     assert [c.id for c in select(claims, ["thm1"])] == ["thm1-a", "thm1-b"]
     assert [c.id for c in select(claims, ["thm2", "thm1-b"])] == ["thm1-b", "thm2"]
-    for unknown in ("thm9", ""):
-        with pytest.raises(ValueError, match=f"{unknown!r}.*thm1-a, thm1-b, thm2"):
+    for unknown, said in (
+        ("thm9", "did you mean 'thm2' or 'thm1'"),
+        ("thm1-c", "did you mean 'thm1-"),
+        ("nosuch", "; names begin with thm1, thm2"),
+        ("", "; names begin with thm1, thm2"),
+    ):
+        with pytest.raises(ValueError, match=f"{unknown!r} or begins so.*{said}"):
             select(claims, ["thm1", unknown])
 
 

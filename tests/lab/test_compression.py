@@ -122,6 +122,17 @@ def test_what_is_no_problem_or_does_not_fit_is_told(tmp_path, source):
     assert "does not fit the model" in result.stderr
 
 
+def test_a_folder_with_another_network_is_refused(tmp_path, source):
+    """The same layers, trained on other data, would be pruned as if they were these."""
+    asked = ["--out", tmp_path / "out", "--sparsity", "0.5", "--criteria", "magnitude"]
+    compress(source, *asked)
+    other = tmp_path / "other.py"
+    other.write_text(PROBLEM.replace("> 0", "> 0.5"))
+    result = compress(f"{other}:problem", *asked)
+    assert result.exit_code == 2
+    assert "holds another network: choose another --out" in " ".join(result.stderr.split())
+
+
 def test_a_lead_is_established_only_if_seeds_agree():
     """Differences of .10, .12, .14 do; of -.2, .0, .5 do not."""
 

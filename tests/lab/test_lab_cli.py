@@ -218,6 +218,30 @@ def test_overwriting_deletes_what_the_plan_names_and_nothing_else(tmp_path):
     assert (out / "notes.txt").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "seed", "name", "precious"),
+    [
+        ("../mine", 0, "resnet18-methods", "mine/seed-0/records.jsonl"),
+        ("..", 0, "resnet18-methods", "seed-0/records.jsonl"),
+        ("adam", "0/../../../mine", "resnet18-methods", "mine/records.jsonl"),
+        ("adam", 0, "../../mine/*", "mine/thoughts.md"),
+    ],
+)
+def test_overwriting_deletes_nothing_outside_the_folder(method, seed, name, precious, tmp_path):
+    """Whatever names a plan.json from elsewhere holds: a method's, a seed's, its own."""
+    assert quick("--out", "out").exit_code == 0
+    plan = read_plan(tmp_path / "out")
+    run, about = plan["runs"][0], plan["methods"]["adam"]
+    plan |= {"runs": [{**run, "method": method, "seed": seed}], "methods": {method: about}}
+    (tmp_path / "out/plan.json").write_text(json.dumps({**plan, "name": name}))
+    path = tmp_path / precious
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    result = quick("--out", "out", "--overwrite")
+    assert path.read_text() == "mine"
+    assert isinstance(result.exception, SystemExit | None)
+
+
 def test_somebody_elses_plan_is_left_alone(tmp_path):
     """A plan.json that is not ours is neither deleted nor written over."""
     (tmp_path / "out").mkdir()
@@ -269,6 +293,10 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path):
         (("run", "tt-limit", "--scale", "smoke", "--set", "x=1"), "there is no 'x'"),
         (("run", "tt-limit", "--scale", "smoke", "--methods", "x"), "no method 'x'"),
         (("run", "tt-limit", "--scale", "smoke", "--methods", ","), "--methods names none"),
+        (
+            ("run", "tt-limit", "--scale", "smoke", "--set", "methods.a/b={optimizer='adam'}"),
+            "a method's name must do as the name of a folder, got 'a/b'",
+        ),
         (("run", "tt-limit", "--scale", "smoke", "--data", "nowhere"), "no folder 'nowhere'"),
         (("run", "tt-limit", "--scale", "smoke", "--device", "tpu"), "--device must be auto"),
         (("run", "tt-limit", "--scale", "smoke", "--device", "cuda:99"), "CUDA devices here"),
@@ -288,6 +316,22 @@ def test_bad_arguments_are_refused_in_one_sentence(arguments, said):
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stderr.startswith("aliceopt: ")
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "tt-limit", "--scale", "smoke"), ("study",), ("run", "pays")]
+)
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_planned(
+    command, more, monkeypatch, tmp_path
+):
+    """A dry run of it would promise what cannot be run."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("aliceopt.lab.plan.plan_of", pytest.fail)
+    result = aliceopt(*command, "--device", "cuda", *more)
+    assert result.exit_code == 2, result.output
+    assert result.stderr == "aliceopt: --device cuda: there are 0 CUDA devices here\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_fails_is_told_and_the_exit_status_says_so(monkeypatch):

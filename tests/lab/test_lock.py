@@ -112,6 +112,17 @@ def test_a_file_that_its_last_holder_deleted_is_not_taken_for_the_lock(tmp_path,
         assert (tmp_path / lock.NAME).exists()
 
 
+def test_a_lock_that_is_no_longer_held_is_not_removed(tmp_path):
+    """Somebody deleted the file, and another process made the next: that one still keeps out."""
+    with contextlib.ExitStack() as stack:
+        with locked(tmp_path):
+            (tmp_path / lock.NAME).unlink()
+            process = stack.enter_context(holder(tmp_path))
+        assert (tmp_path / lock.NAME).read_text().split()[0] == str(process.pid)
+        with pytest.raises(FolderInUse, match=f"process {process.pid}"), locked(tmp_path):
+            pass
+
+
 def test_without_locks_commands_work_all_the_same(tmp_path, monkeypatch):
     """A file system that has none; a system that has none."""
 

@@ -377,5 +377,5 @@ def test_the_template_never_overwrites(tmp_path):
         ("my-problem.py", "'my-problem' cannot be a module's name"),
         ("none/mine.py", "cannot write .*No such file"),
     ):
-        with pytest.raises(ProblemError, match=said):
+        with pytest.raises(ValueError, match=said):
             write_template(tmp_path / name)

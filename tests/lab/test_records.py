@@ -18,6 +18,7 @@ from aliceopt.lab.records import (
     save_checkpoint,
     write_plan,
 )
+from aliceopt.lab.writing import WriteError
 
 PLAN = {
     "kind": "study",
@@ -40,7 +41,7 @@ def test_a_plan_comes_back_and_is_never_half_written(tmp_path, monkeypatch):
     write_plan(tmp_path / "new", PLAN)
     assert read_plan(tmp_path / "new") == PLAN
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(WriteError, match=r"cannot write .*plan\.json': disk full"):
         write_plan(tmp_path / "new", {**PLAN, "name": "other"})
     assert read_plan(tmp_path / "new") == PLAN
 
@@ -99,6 +100,45 @@ def test_half_a_line_at_the_end_is_ignored_and_one_in_the_middle_is_not(tmp_path
     path.write_text(whole + '{"event": "en\n' + whole)
     with pytest.raises(RecordError, match=r"line 3 of .*records\.jsonl' is not JSON"):
         read_runs(tmp_path, PLAN)
+
+
+WHOLE = [
+    {"event": "start", "run": {}, "config": {}},
+    {"event": "evaluation", **WHERE, "loss": 0.5, "metric": 90.0},
+    {"event": "end", "status": "finished", "metric": 90.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "said"),
+    [
+        (2, "5", "is no record"),
+        (2, "{}", "is no record"),
+        (1, "[]", "is no record"),
+        (2, '{"event": ["end"]}', "is no record"),
+        (1, '{"event": "start"}', "has no 'run'"),
+        (1, '{"event": "start", "run": {}, "config": 3}', "has 3 for 'config'"),
+        (1, json.dumps(WHOLE[2]), "is the first, and no run begins so"),
+        (2, '{"event": "evaluation", "step": 4}', "has no 'gradients'"),
+        (2, json.dumps({**WHOLE[1], "metric": "ninety"}), "has 'ninety' for 'metric'"),
+        (3, '{"event": "end", "status": "finished"}', "has no 'metric'"),
+        (3, '{"event": "end", "status": "fanished"}', "has 'fanished' for 'status'"),
+        (2, b'{"event": "evaluati\xefn"}', "is not JSON"),
+    ],
+)
+def test_a_damaged_line_is_named_with_what_to_do(number, line, said, tmp_path):
+    """Neither a traceback nor believed; without the file the run counts as not begun."""
+    lines = [json.dumps(event).encode() for event in WHOLE]
+    lines[number - 1] = line if isinstance(line, bytes) else line.encode()
+    path = run_folder(tmp_path, "adam", 0) / "records.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\n".join([*lines, b""]))
+    with pytest.raises(RecordError) as told:
+        read_runs(tmp_path, PLAN)
+    assert f"line {number} of {str(path)!r} {said}" in str(told.value)
+    assert "delete that file, and --resume makes the run anew" in str(told.value)
+    path.unlink()
+    assert read_runs(tmp_path, PLAN)[0].status == "missing"
 
 
 def test_a_journal_is_cut_back_to_the_checkpoints_length(tmp_path):
@@ -189,13 +229,37 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
+def flipped(path, at):
+    """One bit of a file, changed."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
 def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path):
-    """A truncated file, as after a copy that failed."""
+    """Truncated, as after a copy that failed; a bit of the weights changed; no run at all."""
     path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, {"weights": torch.zeros(1000)})
-    path.write_bytes(path.read_bytes()[:700])
-    with pytest.raises(RecordError, match="delete it"):
-        load_checkpoint(path)
+    weights = torch.full((1000,), 1.7)
+
+    def cut():
+        path.write_bytes(path.read_bytes()[:700])
+
+    def changed():
+        flipped(path, path.read_bytes().index(weights.numpy().tobytes()) + 1234)
+
+    def replaced():
+        torch.save([1, 2], path)
+
+    def incomplete():
+        torch.save({"weights": weights}, path)
+
+    for damage in (cut, changed, replaced, incomplete):
+        save_checkpoint(path, {"step": 1, "weights": weights})
+        assert load_checkpoint(path, ["step"])["step"] == 1
+        damage()
+        with pytest.raises(RecordError, match=r"checkpoint\.pt' \(.*\): delete it") as told:
+            load_checkpoint(path, ["step"])
+        assert "\n" not in str(told.value)
 
 
 def test_versions_name_what_made_the_numbers():

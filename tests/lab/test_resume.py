@@ -177,6 +177,28 @@ def test_ctrl_c_keeps_what_is_finished_and_says_what_is_missing(data, tmp_path):
     assert "interrupted" in page or "missing" in page
 
 
+def starting(pid):
+    """Workers that there are so far."""
+    found = []
+    for child in children(pid):
+        with contextlib.suppress(OSError):
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def test_workers_that_are_starting_do_not_hear_ctrl_c(data, tmp_path):
+    """It is their parent's to handle; they spend seconds on imports before they can ignore it."""
+    command = arguments(data, tmp_path / "out", "--workers", "2", "--seeds", "1")
+    with started(command) as process:
+        wait_for(lambda: len(starting(process.pid)) == 2, process)
+        for worker in starting(process.pid):
+            os.kill(worker, signal.SIGINT)
+        output, _ = process.communicate(timeout=PATIENCE)
+    assert "Traceback" not in output
+    assert process.returncode == 0, output
+
+
 def test_sigterm_saves_the_runs_under_way_and_resume_makes_them_whole(data, tmp_path):
     """As a time limit sends it, to the parent alone: its workers save before they end."""
     cut, whole = tmp_path / "cut", tmp_path / "whole"

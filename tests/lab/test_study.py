@@ -1,6 +1,9 @@
-"""``aliceopt study``: the grid, its learning rates, its budget, and problems of the user's own."""
+"""``aliceopt study``: the grid, its budget, and problems of the user's own."""
 
-import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,15 +22,13 @@ from aliceopt.lab.figures import study_methods
 from aliceopt.lab.methods import make_method
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
-from aliceopt.lab.records import Journal, read_plan, read_runs, run_folder
+from aliceopt.lab.records import read_plan, read_runs
 from aliceopt.lab.study import (
     BASELINES,
     GRID_TERMS,
     TUNING_SEED,
-    rates_around,
     study_folder,
     study_plan,
-    tuned,
 )
 from lab_cases import all_events, write_problem
 
@@ -127,6 +128,35 @@ def test_the_template_goes_through_as_it_is(tmp_path):
     assert "exists already" in refused.output
 
 
+def test_a_terminal_that_cannot_say_a_name_loses_nothing(tmp_path):
+    """Greek in latin-1: the report is there, and the table with a mark in the name's place."""
+    (tmp_path / "λ.py").write_text(Path(write_problem(tmp_path)).read_text())
+    grid = ("--terms", "", "--baselines", "adam", "--tune", "1")
+    size = (*grid, "--seeds", "1", "--epochs", "1", "--device", "cpu")
+    done = subprocess.run(
+        [sys.executable, "-m", "aliceopt.cli", "study", "--problem", "λ.py:problem", *size],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        encoding="latin-1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "For ?.py:problem" in done.stdout
+    assert "report: runs/study-?/report.html" in done.stdout
+    assert "λ.py:problem" in (tmp_path / "runs/study-λ/report.html").read_text(encoding="utf-8")
+
+
+def test_the_report_is_there_whatever_becomes_of_the_table(tmp_path, monkeypatch):
+    """It is printed last: a closed pipe or a strict encoding costs no report."""
+
+    def closed(*arguments):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("aliceopt.lab.results.summary.print_summary", closed)
+    assert tiny("--tune", 1).exit_code != 0
+    assert (tmp_path / "runs/study-digits/report.html").exists()
+
+
 def test_a_problem_that_returns_the_wrong_thing_is_told_what_is_missing(tmp_path):
     """Before anything runs, in one sentence."""
     (tmp_path / "half.py").write_text(
@@ -146,44 +176,6 @@ def test_the_batch_size_of_the_plan_is_that_of_the_problem(tmp_path):
     plan = study_plan(f"{file}:problem", tune=1, **TINY).final
     assert plan.document["training"]["batch_size"] == 8
     assert plan.document["training"]["batches"] == 5
-
-
-def test_an_interrupted_tuning_can_be_overwritten(tmp_path, monkeypatch):
-    """Though there is no plan of the study yet; exit 130, and no report is promised."""
-
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("aliceopt.lab.launch.train", interrupted)
-        result = tiny("--tune", 2)
-    assert result.exit_code == 130, result.output
-    assert "not finished" in result.output
-    assert "report:" not in result.output
-    folder = tmp_path / "runs/study-digits/tuning"
-    journal = Journal(run_folder(folder, "adam-rate-0", TUNING_SEED) / "records.jsonl")
-    journal.write("start", config={}, run={})
-    journal.close()
-    assert "already holds" in tiny("--tune", 2).output
-    clear(tmp_path / "runs/study-digits")
-    assert not folder.exists()
-
-
-def test_a_study_interrupted_after_its_tuning_is_still_clean(tmp_path, monkeypatch):
-    """Nothing of the study has begun: exit 130, what is missing is named."""
-    from aliceopt.lab import launch
-
-    real = launch.train
-
-    def interrupted(run, *arguments, **options):
-        if run.seed != TUNING_SEED:
-            raise KeyboardInterrupt
-        return real(run, *arguments, **options)
-
-    monkeypatch.setattr(launch, "train", interrupted)
-    result = tiny("--tune", 2)
-    assert result.exit_code == 130, result.output
-    assert "not finished" in result.output
 
 
 # ---- the grid ----------------------------------------------------------------------------------
@@ -337,70 +329,3 @@ def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
 def test_a_study_has_a_folder_of_its_own(problem, name):
     """Named after the file or module."""
     assert study_folder(problem).name == name
-
-
-# ---- learning rates ----------------------------------------------------------------------------
-
-
-def test_rates_are_half_a_decade_apart_around_the_middle():
-    """Two of them multiply to ten; the middle one is exactly the usual."""
-    assert rates_around(0.02, 1) == [0.02]
-    rates = rates_around(0.02, 5)
-    assert rates[2] == 0.02
-    assert [b / a for a, b in itertools.pairwise(rates)] == pytest.approx([10**0.5] * 4)
-
-
-def write_tuning(study, folder, outcomes):
-    """Records of a tuning that came out so: (metric, loss) by run, None where it diverged."""
-    for run in study.tuning.document["runs"]:
-        place = run_folder(folder / "tuning", run["method"], run["seed"])
-        journal = Journal(place / "records.jsonl")
-        journal.write("start", config={}, run={})
-        found = outcomes[run["method"]]
-        if found is None:
-            journal.write("end", status="diverged", reason="", metric=None)
-        else:
-            journal.write("evaluation", step=1, metric=found[0], loss=found[1])
-            journal.write("end", status="finished", reason="", metric=found[0])
-        journal.close()
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "best", "edge"),
-    [
-        ([(0.5, 0.5), (0.2, 0.2), (0.4, 0.4)], 1, False),
-        ([(0.1, 0.1), (0.2, 0.2), (0.4, 0.4)], 0, True),
-        ([(0.5, 0.5), (0.4, 0.4), (0.3, 0.3)], 2, True),
-        ([(0.5, 0.5), (0.4, 0.4), None], 1, False),
-        ([(0.3, 0.9), (0.3, 0.7), (0.3, 0.8)], 1, False),
-        ([(0.3, None), (0.3, 0.7), (0.3, 0.8)], 1, False),
-        ([(None, None), (0.9, 0.9), None], 1, False),
-        ([None, None, None], 0, True),
-    ],
-)
-def test_the_best_rate_is_chosen_and_one_at_the_edge_is_marked(outcomes, best, edge, tmp_path):
-    """By the metric, then by the loss; diverged runs never win; if all did, the smallest rate."""
-    study = study_plan(tune=3, **{**TINY, "terms": []})
-    write_tuning(study, tmp_path, {f"adam-rate-{i}": o for i, o in enumerate(outcomes)})
-    plan = tuned(study, tmp_path)
-    rates = rates_around(study.methods["adam"]["lr"], 3)
-    chosen = plan.document["tuned"]["chosen"]["adam"]
-    assert (chosen["lr"], chosen["edge"], chosen["tried"]) == (rates[best], edge, rates)
-    assert plan.document["methods"]["adam"]["options"]["lr"] == rates[best]
-    assert {run.options["lr"] for run in plan.runs} == {rates[best]}
-
-
-def test_a_higher_metric_wins_where_higher_is_better(tmp_path):
-    """The template's is accuracy."""
-    file = write_problem(tmp_path)
-    study = study_plan(f"{file}:problem", tune=2, **{**TINY, "terms": []})
-    write_tuning(study, tmp_path, {"adam-rate-0": (90.0, 0.1), "adam-rate-1": (91.0, 0.2)})
-    rates = rates_around(study.methods["adam"]["lr"], 2)
-    assert tuned(study, tmp_path).runs[0].options["lr"] == rates[1]
-
-
-def test_one_rate_needs_no_tuning(tmp_path):
-    """The usual rate, and the plan says that nothing was tuned."""
-    study = study_plan(tune=1, **TINY)
-    assert study.tuning is None
-    assert tuned(study, tmp_path).document["tuned"] is False

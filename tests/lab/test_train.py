@@ -118,6 +118,32 @@ def test_a_left_over_checkpoint_is_not_taken_for_the_runs_own(file, tmp_path):
     assert not (place / "checkpoint.pt").exists()
 
 
+@pytest.mark.parametrize("damage", ["a flipped bit", "a list", "no weights"])
+def test_a_damaged_checkpoint_is_told_and_deleting_it_is_the_way_on(damage, file, tmp_path):
+    """Nothing is trained from weights that changed on the disk; the records stay as they were."""
+    run = small_run(file, "adam", {"lr": 1e-2})
+    train(run, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path, report=cut_at(6))
+    path = run_folder(tmp_path, "adam", 1) / "checkpoint.pt"
+    saved = load_checkpoint(path)
+    if damage == "a flipped bit":
+        content = bytearray(path.read_bytes())
+        content[content.index(saved["model"]["body.5.weight"].numpy().tobytes())] ^= 4
+        path.write_bytes(content)
+    else:
+        rest = {key: value for key, value in saved.items() if key != "model"}
+        torch.save([saved] if damage == "a list" else rest, path)
+    before, heard = events(tmp_path, "adam", 1), []
+    assert train(run, tmp_path, resume=True, report=heard.append) == "failed"
+    assert f"cannot read the checkpoint {str(path)!r}" in heard[-1].reason
+    assert "delete it, and --resume makes that run anew" in heard[-1].reason
+    assert events(tmp_path, "adam", 1) == before
+    path.unlink()
+    assert train(run, tmp_path, resume=True) == "finished"
+    assert events(tmp_path, "adam", 1) == events(tmp_path / "whole", "adam", 1)
+
+
 def test_records_tell_the_whole_run(file, tmp_path):
     """Moments, counts, rates and losses as the settings promise them."""
     run = small_run(file, "alice", {"lr": 0.03, "glass": True, "quick_steps": 1})

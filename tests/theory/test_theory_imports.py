@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import aliceopt
 
 ROOT = Path(aliceopt.__file__).parent
 PACKAGE = "aliceopt"
-OUTSIDE_THE_CORE = {"lab", "landscape", "integrations", "claims", "cli"}
+OUTSIDE_THE_CORE = {"lab", "landscape", "compress", "integrations", "claims", "cli"}
 
 
 def module_name(file: Path, root: Path) -> str:
@@ -73,14 +75,14 @@ def offences(found: list[tuple[str, list[str]]]) -> list[str]:
             target = part_of(name)
             theory_leaks = part == "theory" and target != "theory"
             core_leaks = part not in OUTSIDE_THE_CORE and target in OUTSIDE_THE_CORE
-            backwards = part == "landscape" and target == "lab"
+            backwards = part in ("landscape", "compress") and target == "lab"
             if theory_leaks or core_leaks or backwards:
                 wrong.append(f"{importer} -> {name}")
     return wrong
 
 
 def test_nothing_imports_against_the_flow():
-    """`theory` nothing of ours; the core nothing outside it; `landscape` never `lab`."""
+    """`theory` nothing of ours; the core nothing outside it; instruments never `lab`."""
     found = modules()
     assert {"aliceopt", "aliceopt.theory", "aliceopt.theory.kernel"} <= {name for name, _ in found}
     assert offences(found) == []
@@ -93,6 +95,25 @@ def test_theory_needs_torch_and_numpy_only():
             tops = {name.split(".")[0] for name in names}
             foreign = tops - set(sys.stdlib_module_names) - {PACKAGE, "torch", "numpy"}
             assert not foreign, f"{importer} imports {sorted(foreign)}"
+
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+OF_PACKAGE = {"PIL": "pillow", "sklearn": "scikit-learn"}
+
+
+@pytest.mark.skipif(not PROJECT.exists(), reason="needs the source tree")
+def test_the_lab_declares_what_it_imports_and_nothing_else():
+    """Its extra; torch imports tensorboard for it."""
+    declared = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]["lab"]
+    known = set(sys.stdlib_module_names) | {PACKAGE, "torch", "numpy"}
+    tops = {
+        name.split(".")[0]
+        for importer, names in modules()
+        if part_of(importer) in ("lab", "claims", "cli")
+        for name in names
+    }
+    needed = {OF_PACKAGE.get(top, top) for top in tops - known} | {"tensorboard"}
+    assert needed == {re.split("[<>=]", line)[0] for line in declared}
 
 
 @pytest.mark.parametrize(

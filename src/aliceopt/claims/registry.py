@@ -15,6 +15,7 @@ Numbers agree when they differ by at most four standard errors plus the stated t
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -208,10 +209,18 @@ def run(claims: Iterable[Claim], context: Context) -> Iterator[Result]:
         yield result
 
 
+def _meant(name: str, claims: Sequence[Claim]) -> str:
+    """The nearest names and beginnings of names, or all beginnings where none is near."""
+    firsts = list(dict.fromkeys(claim.id.partition("-")[0] for claim in claims))
+    near = difflib.get_close_matches(name, {*firsts, *(claim.id for claim in claims)})
+    if near:
+        return f": did you mean {' or '.join(repr(word) for word in near)}?"
+    return f"; names begin with {', '.join(firsts)}"
+
+
 def select(claims: Sequence[Claim], wanted: Sequence[str]) -> list[Claim]:
     """The claims whose id is, or begins with, one of ``wanted``; all of them if none is given."""
     for name in wanted:
         if not name or not any(claim.id.startswith(name) for claim in claims):
-            known = ", ".join(claim.id for claim in claims)
-            raise ValueError(f"no claim is named {name!r} or begins so; the claims are {known}")
+            raise ValueError(f"no claim is named {name!r} or begins so{_meant(name, claims)}")
     return [c for c in claims if not wanted or any(c.id.startswith(name) for name in wanted)]

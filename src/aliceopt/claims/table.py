@@ -6,7 +6,6 @@ Needs rich, which only ``pip install "aliceopt[lab]"`` brings; it is imported on
 from __future__ import annotations
 
 import math
-import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
@@ -26,17 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["as_records", "print_results", "run_with_progress", "summary"]
 
 _STYLES = {"confirmed": "green", "corrected": "yellow", "open": "cyan", "failed": "bold red"}
-_PIPED_WIDTH = 100
-
-
-def stdout_console() -> Console:
-    """A console as wide as the terminal; 100 columns, without colours, into a pipe or file."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=_PIPED_WIDTH)
-    return console
 
 
 def run_with_progress(claims: Sequence[Claim], context: Context) -> list[Result]:

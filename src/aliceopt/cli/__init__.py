@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -48,6 +49,9 @@ def main() -> None:
     if _missing is not None:
         print(f"aliceopt: {needs_lab(_missing)}", file=sys.stderr)
         sys.exit(2)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that it cannot say is no reason to stop
+            stream.reconfigure(errors="replace")
     if "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun in each of its processes
         from aliceopt.lab.ranks import lead
 

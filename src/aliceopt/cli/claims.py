@@ -27,6 +27,7 @@ def claims(
     """Measure the paper's numbers anew; exit 1 if theory and measurement disagree anywhere."""
     from aliceopt import claims as package
     from aliceopt.claims import table
+    from aliceopt.lab.terminal import stdout_console
 
     samples = package.DEFAULT_SAMPLES if samples is None else samples
     least, most = package.LEAST_SAMPLES, package.MOST_SAMPLES
@@ -42,10 +43,10 @@ def claims(
         _require_writable(json_file)
     context = package.Context(seed=seed, samples=samples)
     results = table.run_with_progress(chosen, context)
-    table.print_results(results, table.stdout_console())
+    table.print_results(results, stdout_console())
     if json_file is not None:
         records = table.as_records(results, context)
-        json_file.write_text(json.dumps(records, indent=2, allow_nan=False) + "\n")
+        _write(json_file, json.dumps(records, indent=2, allow_nan=False) + "\n")
     if any(result.verdict == "failed" for result in results):
         raise typer.Exit(1)
 
@@ -53,10 +54,16 @@ def claims(
 def _require_writable(path: Path) -> None:
     """Refuse now what could not be written after the run."""
     existed = path.exists()
-    try:
-        with path.open("a"):
-            pass
-    except OSError as error:
-        refuse(f"--json: cannot write {str(path)!r}: {error.strerror}")
+    _write(path, "", "a")
     if not existed:
         path.unlink()
+
+
+def _write(path: Path, text: str, mode: str = "w") -> None:
+    from aliceopt.lab.writing import WriteError, writing
+
+    try:
+        with writing(path), path.open(mode) as file:
+            file.write(text)
+    except WriteError as error:
+        refuse(f"--json: {error}")

@@ -11,7 +11,7 @@ import typer
 
 from aliceopt.cli import options
 from aliceopt.cli.lab import seeds_of, split_names
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
 
 
 def compress(
@@ -48,13 +48,14 @@ def compress(
     """
     import torch
 
-    from aliceopt.claims.table import stdout_console
     from aliceopt.lab import carry_out
     from aliceopt.lab.compression import ROWS, compare, network_of, problem_run
+    from aliceopt.lab.lock import locked
+    from aliceopt.lab.terminal import stdout_console
 
     name = "digits" if problem is None else problem.rpartition(":")[0].rpartition("/")[2] or problem
     folder = Path("runs") / f"compress-{name.removesuffix('.py')}" if out is None else out
-    with carry_out.told(refuse, needs_lab):
+    with carry_out.told(refuse, needs_lab), locked(folder):
         shares = _numbers(sparsity)
         which = seeds_of(seeds)
         place = torch.device(carry_out.devices(device)[0])
@@ -68,7 +69,7 @@ def compress(
             asked = {"criteria": chosen, "gradients": gradients, "finetune": finetune}
             for result in compare(network, seed, shares, **asked, keep=keeper):  # type: ignore[arg-type]
                 found.append(result)
-                typer.echo(
+                say(
                     f"seed {seed}: {result.criterion} {100 * result.sparsity:g}%: "
                     f"loss {result.loss:.4f}"
                 )
@@ -110,14 +111,16 @@ class _Keeper:
 def _tell(found: list[Any], metric: str, folder: Path, console: Any) -> None:
     from aliceopt.lab.results.compression_table import compression_table, decision, draw_compression
     from aliceopt.lab.words import counted
+    from aliceopt.lab.writing import writing
 
     lines = "".join(json.dumps(asdict(result)) + "\n" for result in found)
-    (folder / "compression.jsonl").write_text(lines, encoding="utf-8")
+    with writing(folder / "compression.jsonl"):
+        (folder / "compression.jsonl").write_text(lines, encoding="utf-8")
     shown = "validation loss" if metric == "loss" else f"validation loss / {metric}"
     seeds = counted(len({r.seed for r in found}), "seed")
     console.print(f"{shown} by share of weights removed, {seeds}", style="bold")
     console.print(compression_table(found, metric))
     for line in decision(found):
         console.print(line)
-    typer.echo(f"figure: {draw_compression(found, folder / 'compression.png')}")
-    typer.echo(f"networks and records: {folder}")
+    say(f"figure: {draw_compression(found, folder / 'compression.png')}")
+    say(f"networks and records: {folder}")

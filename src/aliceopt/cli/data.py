@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from aliceopt.cli.refusal import refuse
+from aliceopt.cli.refusal import refuse, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -51,9 +50,10 @@ def where(data: Folder = None) -> None:
     from aliceopt.lab.data import DATASETS, DataError, data_folder
     from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.folder import generated_rows
+    from aliceopt.lab.terminal import Terminal
 
     folder = data_folder(data)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Terminal(soft_wrap=True)
     console.print(escape(str(folder)) + ("" if folder.is_dir() else "  (does not exist yet)"))
     for name, data_set in DATASETS.items():
         present, missing = present_files(name, folder)
@@ -77,9 +77,10 @@ def check(name: Name, data: Folder = None) -> None:
     """Read every file of a set in full: sizes, counts, labels, md5; exit 1 if one is wrong."""
     from aliceopt.lab.data import DataError, data_folder
     from aliceopt.lab.data.checking import check_files
+    from aliceopt.lab.terminal import Terminal
 
     _require_name(name)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Terminal(soft_wrap=True)
     bad = missing = 0
     try:
         for report in check_files(name, data):
@@ -103,26 +104,25 @@ def get(name: Name, data: Folder = None) -> None:
     from aliceopt.lab.data import DATASETS, DataError
     from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.download import get as download
+    from aliceopt.lab.writing import WriteError
 
     _require_name(name)
     if name == "digits":
-        typer.echo("digits is built in: nothing to get")
+        say("digits is built in: nothing to get")
         return
     if not present_files(name, data)[1]:
-        typer.echo(f"{name} is there already; 'aliceopt data check {name}' verifies it")
+        say(f"{name} is there already; 'aliceopt data check {name}' verifies it")
         return
     for source in DATASETS[name].sources:
-        typer.echo(f"{source.address}\nterms: {DATASETS[name].terms}")
+        say(f"{source.address}\nterms: {DATASETS[name].terms}")
     try:
         with _bar() as bar:
             folder = download(name, data, _Reporter(bar))
-    except DataError as error:
+    except (DataError, WriteError, OSError) as error:
         refuse(error, 1)
-    except OSError as error:
-        refuse(f"cannot write {error.filename or 'the data'}: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         refuse("stopped; give the same command again to go on", 130)
-    typer.echo(f"{name} is in {folder}, checked")
+    say(f"{name} is in {folder}, checked")
 
 
 def _bar() -> Bar:
@@ -135,13 +135,15 @@ def _bar() -> Bar:
         TransferSpeedColumn,
     )
 
+    from aliceopt.lab.terminal import Terminal
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=Terminal(stderr=True),
     )
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from aliceopt.cli import options
 from aliceopt.cli.folders import records_folder
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
 
 ILLUSTRATIONS = ("glass", "relu", "theorem1")
 
@@ -38,9 +36,7 @@ def figure(
             written = _illustration(name, path, seed)
     except ValueError as error:
         refuse(error)
-    except OSError as error:
-        refuse(f"cannot write {str(out or error.filename)!r}: {error.strerror}")
-    typer.echo(str(written))
+    say(written)
 
 
 def _illustration(name: str, path: Path, seed: int) -> Path:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.plan import SCALES, settings_of
-from aliceopt.lab.records import RecordError, read_plan, run_folder
+from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, settings_of
+from aliceopt.lab.records import RecordError, read_plan, read_runs, run_folder
 
-__all__ = ["check_not_both", "clear", "default_folder", "records_folder"]
+__all__ = ["check_not_both", "clear", "clear_retuned", "default_folder", "records_folder"]
 
 
 def default_folder(name: str, scale: str) -> Path:
@@ -69,13 +69,31 @@ def _clear(folder: Path, new: Mapping[str, Any] | None) -> None:
     named = [*plan["runs"], *(new["runs"] if new is not None else ())]
     places = list({run_folder(folder, run["method"], run["seed"]): None for run in named})
     for place in places:
-        for pattern in ("records.jsonl", "checkpoint.*", "events.out.tfevents.*"):
-            _delete(place.glob(pattern))
-    drawn = ["study-*.*"] + ([f"{plan['name']}.*"] if plan["kind"] == "experiment" else [])
+        _clear_run(place)
+    drawn = ["study-*.*"] + ([f"{plan['name']}.*"] if plan["name"] in EXPERIMENTS else [])
     for pattern in drawn:
         _delete((folder / "figures").glob(pattern))
     _delete([folder / "report.html", folder / "plan.json"])
     _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
+
+
+def clear_retuned(plan: Plan, folder: Path) -> list[str]:
+    """Delete runs at a rate that tuning no longer chooses; returns the labels of their methods.
+
+    A tuning run that was made again may have come out otherwise, and its study has to go on.
+    """
+    labels: dict[str, None] = {}
+    for run, record in zip(plan.runs, read_runs(folder, plan.document), strict=True):
+        before = record.config.get("options", {})
+        if before != run.options and {**before, "lr": run.options["lr"]} == run.options:
+            _clear_run(run_folder(folder, run.method, run.seed))
+            labels[run.label] = None
+    return list(labels)
+
+
+def _clear_run(place: Path) -> None:
+    for pattern in ("records.jsonl", "checkpoint.*", "events.out.tfevents.*"):
+        _delete(place.glob(pattern))
 
 
 def _delete_empty(folders: Iterable[Path]) -> None:

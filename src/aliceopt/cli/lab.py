@@ -13,7 +13,7 @@ import typer
 from aliceopt import __version__
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear, default_folder, records_folder
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
     from aliceopt.lab.plan import Plan
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"aliceopt {__version__}")
+        say(f"aliceopt {__version__}")
         raise typer.Exit
 
 
@@ -87,7 +87,7 @@ def run(
         place = out / name if out is not None and len(names) > 1 else out
         left = None if minutes is None else minutes - (time.monotonic() - begun) / 60
         if left is not None and left <= 0 and name != names[0]:
-            typer.echo(f"the time is up: {name} has not begun")
+            say(f"the time is up: {name} has not begun")
             codes.append(130)
             break
         try:
@@ -132,6 +132,8 @@ def _run_one(
     folder = default_folder(name, scale) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
         carry_out.check_experiment(name, scale)
+        by_whom = manner.launcher, manner.device, manner.workers
+        carry_out.check_launcher(*by_whom)
         if not manner.dry_run:
             stack.enter_context(locked(folder))
         plan = experiment_plan(
@@ -150,7 +152,6 @@ def _run_one(
         if manner.overwrite:
             check_not_both(manner.resume)
             clear(folder, plan.document)
-        by_whom = manner.launcher, manner.device, manner.workers
         trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, manner.resume, manner.tensorboard, minutes)
         finished = carry_out.carry_out(plan, folder, how)
@@ -164,17 +165,17 @@ def end(plan: Plan, folder: Path, finished: bool) -> None:
     from aliceopt.lab import carry_out
 
     if (folder / "report.html").exists():
-        typer.echo(f"report: {folder / 'report.html'}")
+        say(f"report: {folder / 'report.html'}")
     missing = carry_out.missing(plan, folder)
     if missing:
         listed = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if missing[6:] else "")
-        typer.echo(f"not finished: {listed}; the same command with --resume goes on")
+        say(f"not finished: {listed}; the same command with --resume goes on")
     if not finished:
         raise typer.Exit(130)
     if missing:
         raise typer.Exit(1)
     if carry_out.all_diverged(plan, folder):
-        typer.echo("every run diverged: is a number in the data not finite, or the rate too high?")
+        say("every run diverged: is a number in the data not finite, or the rate too high?")
         raise typer.Exit(1)
 
 
@@ -187,13 +188,15 @@ def table(
     """Print an experiment's min, median and max over seeds beside the paper's."""
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.table import experiment_table
+    from aliceopt.lab.writing import writing
 
     with carry_out.told(refuse, needs_lab):
         folder = records_folder(experiment, scale, records)
         carry_out.print_experiment(folder)
         if json_file is not None:
             content: dict[str, Any] = experiment_table(folder)
-            json_file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            with writing(json_file):
+                json_file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def list_() -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-__all__ = ["INSTALL", "needs_lab", "refuse"]
+__all__ = ["INSTALL", "needs_lab", "refuse", "say"]
 
 INSTALL = 'pip install "aliceopt[lab]"'
+
+
+def say(message: object, *, err: bool = False) -> None:
+    """A line on the terminal, without what it would obey: names may come from anywhere."""
+    import typer
+
+    from aliceopt.lab.words import plain
+
+    typer.echo(plain(str(message)), err=err)
 
 
 def refuse(message: object, status: int = 2) -> NoReturn:
     """Bad input: one sentence, and this exit status."""
     import typer
 
-    typer.echo(f"aliceopt: {message}", err=True)
+    say(f"aliceopt: {message}", err=True)
     raise typer.Exit(status)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,11 +55,11 @@ def add_(
             said = [f"{counted(done.new, 'run')} added"]
             said += [f"{done.replaced} replaced"] if done.replaced else []
             said += [f"{done.same} there already"] if done.same else []
-            typer.echo(f"{done.path}: {', '.join(said)}")
+            say(f"{done.path}: {', '.join(said)}")
         if left:
-            typer.echo(f"not ended, so not kept: {', '.join(left)}")
+            say(f"not ended, so not kept: {', '.join(left)}")
         if not lines:
-            typer.echo("no run has ended: nothing was added")
+            say("no run has ended: nothing was added")
             raise typer.Exit(1)
 
 
@@ -71,9 +71,9 @@ def show(
     results: From = KEPT,
 ) -> None:
     """Print means over seeds, with gradients, seconds and precision."""
-    from aliceopt.claims.table import stdout_console
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.kept_table import print_kept
+    from aliceopt.lab.terminal import stdout_console
 
     with carry_out.told(refuse, needs_lab):
         print_kept(results, experiment, stdout_console())
@@ -89,9 +89,9 @@ def compare(
     results: From = KEPT,
 ) -> None:
     """Compare methods, each at the rate that was best at the tuning seed, over the other seeds."""
-    from aliceopt.claims.table import stdout_console
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.kept_compare import compare_kept
+    from aliceopt.lab.terminal import stdout_console
 
     with carry_out.told(refuse, needs_lab):
         rows = compare_kept(results, experiment, scale, to)
@@ -127,13 +127,15 @@ def fill(
     """Write the kept results into pages, where a comment says which belong there."""
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.pages import fill as filled
+    from aliceopt.lab.writing import writing
 
     with carry_out.told(refuse, needs_lab):
         texts = {page: page.read_text(encoding="utf-8") for page in pages}
         new = {page: filled(text, results) for page, text in texts.items()}
         for page, text in new.items():
-            page.write_text(text, encoding="utf-8")
-            typer.echo(f"{page}: {'as it was' if text == texts[page] else 'written'}")
+            with writing(page):
+                page.write_text(text, encoding="utf-8")
+            say(f"{page}: {'as it was' if text == texts[page] else 'written'}")
 
 
 @app.command()
@@ -158,4 +160,4 @@ def draw(
         path = results / f"{experiment}.jsonl"
         if not path.exists():
             raise ValueError(f"there is no {str(path)!r}: see aliceopt results show")
-        typer.echo(f"figure: {draw_rates(as_filed(read_kept(path)), out, split_names(methods))}")
+        say(f"figure: {draw_rates(as_filed(read_kept(path)), out, split_names(methods))}")

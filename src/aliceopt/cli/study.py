@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aliceopt.cli import options
-from aliceopt.cli.folders import check_not_both, clear
+from aliceopt.cli.folders import check_not_both, clear, clear_retuned
 from aliceopt.cli.lab import end, split_names
-from aliceopt.cli.refusal import needs_lab, refuse
+from aliceopt.cli.refusal import needs_lab, refuse, say
+
+if TYPE_CHECKING:
+    from aliceopt.lab.carry_out import How
+    from aliceopt.lab.plan import Plan
 
 
 def study(
@@ -49,6 +53,7 @@ def study(
 
     folder = study_folder(problem) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
+        carry_out.check_launcher(launcher, device, workers)
         if not dry_run:
             stack.enter_context(locked(folder))
         plan = study_plan(
@@ -74,25 +79,39 @@ def study(
             clear(folder, plan.final.document, plan.tuning.document if plan.tuning else None)
         trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
         how = carry_out.How(trainer, resume, tensorboard)
-        finished = plan.tuning is None or carry_out.carry_out(
-            plan.tuning, folder / "tuning", how, title="tuning learning rates"
-        )
-        if not finished:
-            typer.echo("stopped while tuning learning rates; what was tried is kept")
-        final = tuned(plan, folder) if finished else plan.final
-        finished = finished and carry_out.carry_out(final, folder, how)
+        if plan.tuning is not None:
+            _tune(plan.tuning, folder / "tuning", how)
+        final = tuned(plan, folder)
+        if resume and plan.tuning is not None:
+            _say_anew(clear_retuned(final, folder))
+        finished = carry_out.carry_out(final, folder, how)
         carry_out.print_study(final, folder, target)
     end(final, folder, finished)
+
+
+def _tune(plan: Plan, folder: Path, how: How) -> None:
+    """Try every rate; unless all runs have ended nothing is chosen, and the command ends here."""
+    from aliceopt.lab import carry_out
+
+    finished = carry_out.carry_out(plan, folder, how, title="tuning learning rates")
+    if not finished or carry_out.missing(plan, folder):
+        say("stopped while tuning learning rates; what was tried is kept")
+        end(plan, folder, finished)
+
+
+def _say_anew(methods: list[str]) -> None:
+    if methods:
+        say(f"another learning rate is best now, so made anew: {', '.join(methods)}")
 
 
 def new_problem(
     path: Annotated[Path, typer.Argument(help="The Python file to write, like my_problem.py.")],
 ) -> None:
     """Write a problem of your own to start from: it runs as it is."""
-    from aliceopt.lab.problem import ProblemError, write_template
+    from aliceopt.lab.problem import write_template
 
     try:
         write_template(path)
-    except ProblemError as error:
+    except ValueError as error:
         refuse(error)
-    typer.echo(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")
+    say(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")

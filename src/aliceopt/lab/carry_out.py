@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 from rich.table import Table
 
-from aliceopt.claims.table import stdout_console
 from aliceopt.lab import data
 from aliceopt.lab.data import generate
 from aliceopt.lab.launch import Launcher
@@ -34,6 +33,7 @@ from aliceopt.lab.plan import (
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import RecordError, read_plan, read_runs
 from aliceopt.lab.stopping import terms_as_interrupts
+from aliceopt.lab.terminal import stdout_console
 from aliceopt.lab.words import counted
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "carry_out",
     "check_data",
     "check_experiment",
+    "check_launcher",
     "data_root",
     "devices",
     "launched",
@@ -67,21 +68,32 @@ def told(
     except ValueError as error:
         refuse(error)
     except OSError as error:
-        refuse(f"{error.strerror}: {error.filename!r}")
+        refuse(f"{error.strerror}: {error.filename!r}" if error.filename else error)
 
 
 LAUNCHERS = ("local", "ray")
 """Who may be asked to train the runs."""
 
 
-@contextlib.contextmanager
-def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launcher]:
-    """Whoever is to train the runs, by name; under torchrun that is all of its ranks."""
+def check_launcher(launcher: str, device: str, workers: int | None) -> None:
+    """Refuse what cannot train here, before anything is planned or read."""
     if launcher not in LAUNCHERS:
         raise PlanError(f"--launcher must be one of {', '.join(LAUNCHERS)}; got {launcher!r}")
     if workers is not None and workers < 1:
         raise PlanError(f"--workers must be a whole number >= 1, got {workers}")
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if launcher == "local" and not _under_torchrun():
+        devices(device)
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+@contextlib.contextmanager
+def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launcher]:
+    """Whoever is to train the runs, by name; under torchrun that is all of its ranks."""
+    check_launcher(launcher, device, workers)
+    if _under_torchrun():
         from aliceopt.lab.ranks import together
 
         yield together(launcher, device, workers)
@@ -236,11 +248,15 @@ def print_experiment(folder: Path) -> None:
     from aliceopt.lab.results.report import write_report
     from aliceopt.lab.results.table import print_table
 
-    print_table(folder, stdout_console())
-    if any(run.status != "missing" for run in read_runs(folder)):
+    drawn = None
+    if begun(folder):
         with contextlib.suppress(RecordError):  # nothing finished yet: no figure
-            print(f"figure: {draw_experiment(folder)}")
-    write_report(folder)
+            drawn = draw_experiment(folder)
+    write_report(folder)  # before anything is printed, which may fail: into a closed pipe, say
+    console = stdout_console()
+    print_table(folder, console)
+    if drawn is not None:
+        console.print(f"figure: {drawn}", markup=False, soft_wrap=True)
 
 
 def print_study(plan: Plan, folder: Path, target: float | None) -> None:
@@ -250,6 +266,6 @@ def print_study(plan: Plan, folder: Path, target: float | None) -> None:
 
     if not (folder / "plan.json").exists():
         return
+    write_report(folder)  # first, as above
     document: dict[str, Any] = read_plan(folder)
     print_summary(document, read_runs(folder, document), stdout_console(), target)
-    write_report(folder)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 
 import torch
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "now"]
 
 
 class Clock:
@@ -25,3 +26,8 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.seconds += time.perf_counter() - self._since
+
+
+def now() -> str:
+    """The date and time, for records."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -8,6 +8,7 @@ whole validation data.
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from aliceopt.lab.records import load_checkpoint, run_folder
 from aliceopt.lab.spec import Run, Schedule, Training
 from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import train
+from aliceopt.lab.writing import replacing
 
 __all__ = ["ROWS", "Network", "Result", "Row", "compare", "network_of", "problem_run"]
 
@@ -174,6 +176,7 @@ def network_of(
     """Train, or go on with what the folder has; or read the weights of a checkpoint."""
     place = run_folder(folder, run.method, run.seed) / "checkpoint.pt"
     if checkpoint is None:
+        _check_same(run, place.with_name("network.json"), begun=place.exists())
         done = load_checkpoint(place)
         if done is None or done["step"] < run.training.steps:
             status = train(run, folder, device=str(device), resume=done is not None)
@@ -195,6 +198,15 @@ def network_of(
     if lay_out_(model, precision):
         train_, validation = ChannelsLast(train_), ChannelsLast(validation)
     return Network(problem, model, train_, validation, precision, device)
+
+
+def _check_same(run: Run, path: Path, *, begun: bool) -> None:
+    """A folder's network is used again only for the run that made it."""
+    text = json.dumps(run.as_dict(), sort_keys=True, indent=1)
+    if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
+        raise PlanError(f"{str(path.parent)!r} holds another network: choose another --out")
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def _weights(path: Path) -> Mapping[str, Tensor]:

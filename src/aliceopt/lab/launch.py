@@ -18,7 +18,7 @@ import torch
 
 from aliceopt.lab.spec import Run
 from aliceopt.lab.team import Team
-from aliceopt.lab.train import Progress, train
+from aliceopt.lab.train import Progress, lost, train
 
 __all__ = ["TIME_IS_UP", "Launcher", "Setting", "Watcher", "cores", "lost", "train_run"]
 
@@ -89,8 +89,3 @@ def train_run(
         team=team,
         deadline=setting.deadline,
     )
-
-
-def lost(run: Run, reason: str) -> Progress:
-    """What a watcher is told of a run whose process is gone: nobody else can tell."""
-    return Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", reason)

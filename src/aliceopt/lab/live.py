@@ -47,7 +47,7 @@ class Live:
         self._count = len(document["runs"])
         self._ended = self._count - len(todo)
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             _Metric(),

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from aliceopt.lab.writing import writing
+
 try:
     import fcntl
 except ImportError:  # Windows: two commands are not kept apart there
@@ -36,12 +38,14 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    file = _lock(folder)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _lock(folder)
     try:
         yield
     finally:
-        (folder / NAME).unlink(missing_ok=True)  # while it is still ours
+        if _is_still(file, folder / NAME):  # else somebody deleted it, and another holds the next
+            (folder / NAME).unlink()
         file.close()
         for place in made:
             with contextlib.suppress(OSError):  # something is in it now

@@ -344,6 +344,8 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     if path[:-1] == ["train"] and path[-1] in ("steps", "epochs"):
         table.pop({"steps": "epochs", "epochs": "steps"}[path[-1]], None)
     value = _value(text.strip())
+    if value == text.strip() and (not value or set("[]{}\"'=,#") & set(value)):
+        raise PlanError(f"--set {change}: {value!r} is neither a TOML value nor a word")
     if isinstance(table.get(path[-1]), Mapping) and not isinstance(value, Mapping):
         raise PlanError(f"--set {change}: {key!r} is a table, like {{ name = value }}")
     table[path[-1]] = value

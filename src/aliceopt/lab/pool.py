@@ -12,8 +12,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -212,11 +213,14 @@ class _Pool:
         self._todo = list(todo)
         self._setting, self._watch = setting, watch
         self._left_out = False  # whether the time was up before all was done
-        self._workers = [self._start(device) for device in devices]
+        self._devices = devices
+        self._workers: list[_Worker] = []
 
     def run(self) -> None:
         """Until nothing is left to do, or until interrupted."""
         try:
+            for device in self._devices:
+                self._workers.append(self._start(device))
             for worker in self._workers:
                 self._give(worker)
             while any(worker.run for worker in self._workers):
@@ -246,7 +250,8 @@ class _Pool:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._setting, device), daemon=True)
-        process.start()
+        with _deaf_children():
+            process.start()
         theirs.close()
         return _Worker(process, mine, device)
 
@@ -280,6 +285,24 @@ class _Pool:
         fresh = self._start(worker.device)
         self._workers[self._workers.index(worker)] = fresh
         self._give(fresh)
+
+
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that are started within do not hear Ctrl-C, from their first moment on.
+
+    They inherit that the signal is blocked; until they ignore it, it would end them with a
+    traceback. Here it is heard at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # a first process would start it, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection, setting: Setting, device: str) -> None:

@@ -10,11 +10,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from aliceopt.claims.table import stdout_console
 from aliceopt.lab.data import data_folder
 from aliceopt.lab.data.checking import present_files
 from aliceopt.lab.plan import Plan
 from aliceopt.lab.results.describe import problem_name
+from aliceopt.lab.terminal import stdout_console
 from aliceopt.lab.words import counted, settings_in_words, training_in_words
 
 __all__ = ["print_plan"]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from aliceopt.lab.data.accept import as_split
 from aliceopt.lab.data.splits import Split
+from aliceopt.lab.writing import writing
 from aliceopt.probe import BufferGuard
 
 __all__ = [
@@ -379,10 +380,7 @@ def write_template(path: Path) -> None:
         raise ProblemError(f"a problem is a Python file, name.py; got {str(path)!r}")
     if not path.stem.isidentifier():
         raise ProblemError(f"{path.stem!r} cannot be a module's name: use letters, digits and _")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise ProblemError(f"{str(path)!r} exists already; it was left as it is") from None
-    except OSError as error:
-        raise ProblemError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    if path.exists():
+        raise ProblemError(f"{str(path)!r} exists already; it was left as it is")
+    with writing(path), path.open("x", encoding="utf-8") as file:
+        file.write(TEMPLATE.read_text(encoding="utf-8"))

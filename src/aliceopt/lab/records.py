@@ -13,7 +13,8 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,8 @@ import numpy as np
 import torch
 
 import aliceopt
+from aliceopt.lab.words import plain
+from aliceopt.lab.writing import replacing, write_all, writing
 
 __all__ = [
     "Journal",
@@ -48,31 +51,44 @@ class RecordError(ValueError):
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:
-    """Where one run of a plan is recorded."""
-    return folder / method / f"seed-{seed}"
+    """Where one run of a plan is recorded: always inside the folder, whatever a plan says."""
+    if method in ("", ".", "..") or set("/\\\0") & set(method):
+        raise RecordError(f"a method's name must do as the name of a folder, got {method!r}")
+    return folder / method / f"seed-{seed:d}"
 
 
 class Journal:
     """Appends events to a file of JSON lines, from ``offset`` bytes on; what follows is dropped."""
 
     def __init__(self, path: Path, offset: int = 0):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        os.truncate(path, offset)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.truncate(path, offset)
+            self._file = path.open("ab", buffering=0)  # what fails, fails here and not at the end
         self.mirror: Callable[[str, dict[str, Any]], None] | None = None
 
     def write(self, event: str, **fields: Any) -> None:
         """One line; numbers that are not finite become null, which JSON can say."""
-        line = json.dumps(_finite({"event": event, **fields}), allow_nan=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        line = json.dumps(_finite({"event": event, **fields}), allow_nan=False) + "\n"
+        self._append(line.encode())
         if self.mirror is not None:
             self.mirror(event, fields)
 
+    def _append(self, line: bytes) -> None:
+        end = self._file.tell()
+        with writing(self._path):
+            try:
+                write_all(self._file, line)
+            except OSError:
+                self._file.truncate(end)  # no half line before the next
+                raise
+
     def synced(self) -> int:
         """The length of the file, once it is safely on disk."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
@@ -108,34 +124,47 @@ def _finite(value: Any) -> Any:
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write beside, then rename: after a kill there is the old file or the new one."""
-    beside = path.with_suffix(".writing")
-    with beside.open("wb") as file:
-        torch.save(content, file)
+    """Write it safely to the disk, whole or not at all."""
+    with replacing(path) as beside, beside.open("wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # its archive fails again as it is closed, and hides why
+            if isinstance(why := error.__context__, OSError):
+                raise why from None
+            raise
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-    """What `save_checkpoint` wrote, or None; plain tensors and containers only, no pickled code."""
+def load_checkpoint(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | None:
+    """What `save_checkpoint` wrote, or None; plain tensors and containers only, no pickled code.
+
+    torch writes a checksum of every part into the file and does not look at it again; here all are
+    compared, so that weights which changed on the disk are not trained on. ``needed`` are names
+    that the content must have.
+    """
     if not path.exists():
         return None
     try:
-        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        with zipfile.ZipFile(path) as parts:
+            if (part := parts.testzip()) is not None:
+                raise ValueError(f"the checksum of {part} is wrong")
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict) or not set(needed) <= set(content):
+            raise ValueError("it does not hold a run")
     except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RecordError(
-            f"cannot read the checkpoint {str(path)!r} ({error}): delete it to begin that run anew"
+            f"cannot read the checkpoint {str(path)!r} ({reason}): delete it, and --resume makes "
+            "that run anew"
         ) from error
-    return content
+    return dict(content)
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     """Write ``plan.json``, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / "plan.writing"
-    beside.write_text(json.dumps(_finite(plan), indent=2, allow_nan=False) + "\n")
-    beside.replace(folder / "plan.json")
+    with replacing(folder / "plan.json") as beside:
+        beside.write_text(json.dumps(_finite(plan), indent=2, allow_nan=False) + "\n")
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
@@ -144,12 +173,30 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise RecordError(f"no records in {str(folder)!r}: there is no plan.json")
     try:
-        plan: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise RecordError(f"{str(path)!r} is not JSON: {error}") from error
-    if not isinstance(plan, dict) or not {"kind", "name", "methods", "runs"} <= set(plan):
+    if not _is_plan(plan):
         raise RecordError(f"{str(path)!r} is not a plan of aliceopt: choose another folder")
+    for method in plan["methods"].values():
+        method["label"] = plain(method["label"])  # in tables and figures, whoever wrote it
     return plan
+
+
+def _is_plan(plan: Any) -> bool:
+    """Whether it names methods with labels and runs of them, which is what others rely on."""
+    if not isinstance(plan, dict) or not {"kind", "name", "methods", "runs"} <= set(plan):
+        return False
+    methods, runs = plan["methods"], plan["runs"]
+    if not isinstance(methods, dict) or not isinstance(runs, list):
+        return False
+    labelled = all(
+        isinstance(m, dict) and isinstance(m.get("label"), str) for m in methods.values()
+    )
+    return labelled and all(
+        isinstance(run, dict) and run.get("method") in methods and isinstance(run.get("seed"), int)
+        for run in runs
+    )
 
 
 @cache
@@ -172,7 +219,7 @@ def _commit() -> str | None:
     here = Path(__file__).resolve().parents[3]
     if not (here / ".git").exists():
         return os.environ.get("ALICEOPT_COMMIT") or None
-    git = ["git", "-C", str(here)]
+    git = ["git", "--no-optional-locks", "-C", str(here)]  # a reader only, who may be killed
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
         edits = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
@@ -253,11 +300,59 @@ def _events(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a journal; a kill may leave half of one at the end."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    events = []
-    for number, line in enumerate(lines[:-1], start=1):
+    events: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             events.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise RecordError(f"line {number} of {str(path)!r} is not JSON: {error}") from error
+            wrong = _wrong(events[-1], first=number == 1)
+        except ValueError as error:
+            wrong = f"is not JSON: {error}"
+        if wrong:
+            raise RecordError(
+                f"line {number} of {str(path)!r} {wrong}; delete that file, and --resume makes "
+                "the run anew"
+            )
     return events
+
+
+_NUMBER = (int, float)
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "run": dict,
+    "config": dict,
+    "status": str,
+    "step": int,
+    "gradients": int,
+    "seconds": _NUMBER,
+    "loss": (*_NUMBER, type(None)),
+    "metric": (*_NUMBER, type(None)),
+    "groups": list,
+    "blocks": dict,
+}
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "start": ("run", "config"),
+    "train": ("step", "gradients", "seconds", "loss"),
+    "evaluation": ("step", "gradients", "seconds", "loss", "metric"),
+    "telemetry": ("step", "gradients", "groups", "blocks"),
+    "power_law": ("step", "blocks"),
+    "end": ("status",),
+}
+
+
+def _wrong(event: Any, *, first: bool) -> str:
+    """What makes a line none of ours, or nothing: readers rely on these fields."""
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return "is no record"
+    kind = event["event"]
+    if first and kind != "start" and event.get("status") != "failed":
+        return "is the first, and no run begins so"
+    needed = _NEEDED.get(kind, ())
+    if kind == "end" and event.get("status") == "finished":
+        needed += ("metric",)
+    for name in dict.fromkeys([*needed, *(_FIELDS.keys() & event.keys())]):
+        if name not in event:
+            return f"has no {name!r}"
+        if not isinstance(event[name], _FIELDS[name]):
+            return f"has {event[name]!r} for {name!r}"
+    if kind == "end" and event["status"] not in ("finished", "diverged", "failed"):
+        return f"has {event['status']!r} for 'status'"
+    return ""

@@ -9,7 +9,6 @@ run repeats an uninterrupted one, on a CPU to the bit.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import math
 import platform
 import traceback
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.lab.blocks import blocks_of
-from aliceopt.lab.clock import Clock
+from aliceopt.lab.clock import Clock, now
 from aliceopt.lab.evaluation import evaluate, fresh_statistics, norms_of
 from aliceopt.lab.methods import Method, Step, make_method
 from aliceopt.lab.mirror import mirrored
@@ -42,9 +41,10 @@ from aliceopt.lab.spec import Run
 from aliceopt.lab.stopping import Stop
 from aliceopt.lab.team import Team
 from aliceopt.lab.words import counted
+from aliceopt.lab.writing import WriteError
 from aliceopt.landscape import power_law
 
-__all__ = ["Progress", "accompany", "train"]
+__all__ = ["Progress", "accompany", "lost", "train"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
+
+
+def lost(run: Run, reason: str) -> Progress:
+    """What a watcher is told of a run that cannot tell by itself: its process is gone, say."""
+    return Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", reason)
 
 
 def train(
@@ -86,12 +91,12 @@ def train(
     place = run_folder(folder, run.method, run.seed)
     try:
         saved = _checkpoint(place) if resume else None
-    except RecordError as error:
-        report(Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", str(error)))
+        if saved is None:  # none that is left from another run may be taken for this one's
+            (place / "checkpoint.pt").unlink(missing_ok=True)
+        journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
+    except (RecordError, WriteError) as error:
+        report(lost(run, str(error)))
         return "failed"
-    if saved is None:  # none that is left from another run may be taken for this one's
-        (place / "checkpoint.pt").unlink(missing_ok=True)
-    journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
     first = saved["step"] + 1 if saved else 0
     with contextlib.closing(journal), mirrored(journal, place, first, tensorboard):
         team.begin(run, saved, deadline)
@@ -102,8 +107,9 @@ def train(
         except Exception as error:
             team.agree(error)
             reason = f"{type(error).__name__}: {error}"
-            journal.write("end", status="failed", reason=reason, trace=traceback.format_exc())
-            report(Progress(run.method, run.seed, 0, run.training.steps, 0, None, "failed", reason))
+            with contextlib.suppress(WriteError):  # which may be what failed
+                journal.write("end", status="failed", reason=reason, trace=traceback.format_exc())
+            report(lost(run, reason))
             return "failed"
 
 
@@ -120,9 +126,17 @@ def accompany(
         team.agree(error)
 
 
+_SAVED = (
+    "model", "method", "random", "cuda", "step", "seconds", "losses", "since", "metric", "best",
+    "journal",
+)  # fmt: skip
+"""What a run needs to go on; ``others`` only where ranks train it."""
+
+
 def _checkpoint(place: Path) -> dict[str, Any] | None:
     """The checkpoint to go on from; None also where the records it belongs to are gone."""
-    saved, path = load_checkpoint(place / "checkpoint.pt"), place / "records.jsonl"
+    saved = load_checkpoint(place / "checkpoint.pt", _SAVED)
+    path = place / "records.jsonl"
     if saved is None or not path.exists() or path.stat().st_size < saved["journal"]:
         return None
     return saved
@@ -252,7 +266,7 @@ class _Training:
             parameters=sum(p.numel() for p in self.model.parameters()),
             batches=len(self.data),
             data=self.problem.note,
-            time=_now(),
+            time=now(),
             **({"ranks": self.team.size} if self.team.size > 1 else {}),
         )
         if self.team.size > 1 and norms_of(self.model):
@@ -383,7 +397,3 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

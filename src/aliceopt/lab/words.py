@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["counted", "schedule_in_words", "settings_in_words", "training_in_words"]
+__all__ = ["counted", "plain", "schedule_in_words", "settings_in_words", "training_in_words"]
 
 
 def counted(count: float, noun: str, nouns: str | None = None) -> str:
@@ -17,6 +17,20 @@ def counted(count: float, noun: str, nouns: str | None = None) -> str:
     """
     whole = int(count) if count == int(count) else count
     return f"{whole:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+_CONTROLS = dict.fromkeys(
+    code for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in b"\t\n"
+)
+
+
+def plain(text: str) -> str:
+    r"""Text without the characters that a terminal would obey instead of showing them.
+
+    >>> plain("a name\x1b[2J that clears the screen")
+    'a name[2J that clears the screen'
+    """
+    return text.translate(_CONTROLS)
 
 
 def schedule_in_words(schedule: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import pytest
 from aliceopt.lab.data import DataError
 from aliceopt.lab.data.archives import unpack
 from aliceopt.lab.data.tiny_imagenet import convert
+from aliceopt.lab.writing import WriteError
 
 ESCAPES = ["../evil", "/etc/evil", "a/../../evil", "..\\evil", "C:\\evil"]
 
@@ -90,11 +91,64 @@ def test_a_cut_archive_is_refused(tmp_path, kind, cut):
         unpack(archive, tmp_path / "out", kind)
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+def test_any_flipped_byte_is_harmless_or_refused(tmp_path, kind):
+    """Whatever the libraries raise: the archive is named, and nothing else comes out."""
+    archive = MAKERS[kind](tmp_path / "archive", ["a/b", "c"])
+    whole = archive.read_bytes()
+    refused = []
+    for at in range(len(whole)):
+        archive.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        try:
+            unpack(archive, tmp_path / f"out-{at}", kind)
+        except (DataError, WriteError) as error:
+            refused.append(str(error))
+    assert len(refused) > len(whole) / 4
+    assert all(text.startswith((f"{archive}: ", "cannot write")) for text in refused)
+
+
+def encrypted(archive: Path) -> Path:
+    """The zip with the mark of encryption on all its members."""
+    content = bytearray(archive.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = -1
+        while (at := content.find(signature, at + 1)) >= 0:
+            content[at + flags] |= 1
+    archive.write_bytes(content)
+    return archive
+
+
+def test_an_encrypted_zip_is_refused(tmp_path):
+    """As an archive, and as Tiny-ImageNet."""
+    with pytest.raises(DataError, match=r"not a whole zip archive .*encrypted"):
+        unpack(encrypted(make_zip(tmp_path / "a.zip", ["a"])), tmp_path / "out", "zip")
+    with pytest.raises(DataError, match=r"not Tiny-ImageNet .*encrypted"):
+        convert(encrypted(tiny_zip(tmp_path / "tiny.zip")), tmp_path)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, kind):
+    """Before anything of it is written; one that just fits is unpacked."""
+    archive = MAKERS[kind](tmp_path / "archive", ["a", "b"])
+    with pytest.raises(DataError, match="refused, it unpacks to more than 23 bytes"):
+        unpack(archive, tmp_path / "out", kind, 23)
+    assert not (tmp_path / "out").exists()
+    unpack(archive, tmp_path / "out", kind, 24)
+
+
 def jpeg(shade: int, mode: str = "RGB", side: int = 64) -> bytes:
     image = pytest.importorskip("PIL.Image")
     buffer = io.BytesIO()
     image.new(mode, (side, side), shade if mode == "L" else (shade, 0, 0)).save(buffer, "JPEG")
     return buffer.getvalue()
+
+
+def bomb() -> bytes:
+    """A small file that says of itself that it has 65,000 x 65,000 pixels."""
+    content = bytearray(jpeg(90))
+    at = content.index(b"\xff\xc0") + 5  # of the frame: height, then width
+    content[at : at + 4] = 2 * (65_000).to_bytes(2, "big")
+    return bytes(content)
 
 
 def tiny_zip(path: Path, **members: bytes) -> Path:
@@ -135,8 +189,12 @@ def test_tiny_imagenet_is_converted_to_the_npz_layout(tmp_path):
     ("members", "message"),
     [
         ({"val/val_annotations.txt": b"nonsense"}, "is not Tiny-ImageNet"),
-        ({"train/n01/images/n01_0.JPEG": jpeg(90, side=32)}, r"\(32, 32, 3\), expected"),
+        ({"train/n01/images/n01_0.JPEG": jpeg(90, side=32)}, r"\(32, 32\) pixels, expected"),
         ({"train/n01/images/n01_0.JPEG": b"no image"}, "is no image"),
+        ({"train/n01/images/n01_0.JPEG": jpeg(90)[:300]}, "is no image"),
+        ({"train/n01/images/n01_0.JPEG": bomb()}, "n01_0.JPEG is no image .*bomb"),
+        ({"train/n01/images/n01_0.JPEG": bytes(2 << 20)}, "2,097,152 bytes, more than 1,048,576"),
+        ({"val/val_annotations.txt": bytes(2 << 20)}, "2,097,152 bytes, more than 1,048,576"),
     ],
 )
 def test_another_archive_is_not_taken_for_tiny_imagenet(tmp_path, members, message):

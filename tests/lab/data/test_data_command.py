@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from aliceopt.cli.data import NAMES, app
 from aliceopt.lab.data import DATASETS, DataError, download, generate
+from aliceopt.lab.writing import WriteError
 
 
 def run(*arguments: object):
@@ -128,7 +129,7 @@ def test_get_shows_address_terms_and_progress(tmp_path, monkeypatch):
     ("error", "status", "message"),
     [
         (DataError("no way"), 1, "aliceopt: no way"),
-        (PermissionError(13, "Permission denied", "/x"), 1, "cannot write /x: Permission denied"),
+        (WriteError("cannot write '/x': Permission denied"), 1, "cannot write '/x': Permission"),
         (KeyboardInterrupt(), 130, "give the same command again to go on"),
     ],
 )

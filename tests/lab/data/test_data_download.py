@@ -17,6 +17,7 @@ import pytest
 
 from aliceopt.lab.data import DATASETS, DataError, download, generate, load
 from aliceopt.lab.data.registry import Source
+from aliceopt.lab.writing import WriteError
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -29,6 +30,7 @@ class Site:
     ranges: bool = True
     cut_after: list[int] = field(default_factory=list)  # bytes sent before hanging up, per answer
     asked: list[str | None] = field(default_factory=list)
+    length: str | None = None  # what it says of it, if that is not true
     address: str = ""
 
 
@@ -57,7 +59,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+        said = str(len(content) - start) if site.length is None else site.length
+        self.send_header("Content-Length", said)
         self.end_headers()
         cut = site.cut_after.pop(0) if site.cut_after else len(content)
         with contextlib.suppress(OSError):
@@ -148,7 +151,7 @@ def test_a_part_that_is_complete_or_too_long(site, tmp_path, extra):
 
 def test_a_wrong_checksum_is_refused_and_nothing_kept(site, tmp_path):
     """Neither the file nor its part stays."""
-    with pytest.raises(DataError, match=f"has md5 {md5(CONTENT)}, published is 0123"):
+    with pytest.raises(DataError, match=f"has md5 {md5(CONTENT)}, expected 0123"):
         download.fetch(f"{site.address}/file", tmp_path / "file", md5="0123")
     assert list(tmp_path.iterdir()) == []
 
@@ -162,6 +165,37 @@ def test_a_file_put_there_by_hand_is_used_if_it_is_right(site, tmp_path):
     with pytest.raises(DataError, match=f"{target}: has md5"):
         download.fetch(f"{site.address}/file", target, md5="0123")
     assert target.exists()
+
+
+@pytest.mark.parametrize("length", ["abc", "-5", ""])
+def test_a_length_that_is_no_number_is_not_believed(site, tmp_path, length):
+    """The file is what came."""
+    site.length = length
+    download.fetch(f"{site.address}/file", tmp_path / "file", md5=md5(CONTENT))
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("length", [None, "abc"])
+def test_a_download_that_is_too_long_is_refused_and_deleted(site, tmp_path, length):
+    """Whether the server says so beforehand or not."""
+    site.length = length
+    address = f"{site.address}/file"
+    with pytest.raises(DataError, match=f"{address}: is longer than the 500,000 bytes expected"):
+        download.fetch(address, tmp_path / "file", most=500_000)
+    assert list(tmp_path.iterdir()) == []
+    download.fetch(address, tmp_path / "file", most=len(CONTENT))
+
+
+def test_a_full_disk_is_not_taken_for_a_broken_connection(site, tmp_path, monkeypatch):
+    """It is told by the file, at once."""
+
+    def full(file, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(download, "write_all", full)
+    with pytest.raises(WriteError, match=r"cannot write '.*file\.part': No space left on device"):
+        download.fetch(f"{site.address}/file", tmp_path / "file")
+    assert len(site.asked) == 1
 
 
 def test_an_answer_such_as_404_is_said_at_once(site, tmp_path):
@@ -290,7 +324,8 @@ def test_every_set_can_be_got_somehow(name):
     """An address or a description, terms and a page for each; md5 sums have 32 digits."""
     data_set = DATASETS[name]
     assert data_set.terms
-    assert data_set.page.startswith("http")
+    assert data_set.page.startswith("https:")
+    assert all(source.address.startswith("https:") for source in data_set.sources)
     assert bool(data_set.sources) + bool(data_set.by_hand) == (name != "digits")
     sums = [*data_set.md5.values(), *(s.md5 for s in data_set.sources if s.md5)]
     assert all(re.fullmatch("[0-9a-f]{32}", value) for value in sums)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from aliceopt.lab.data import DataError, digits, generate, load
+from aliceopt.lab.data.checking import check_files
 from aliceopt.lab.data.cifar import ROW
 from aliceopt.lab.data.folder import data_folder
 
@@ -193,6 +196,35 @@ def test_npz_refuses_an_array_shorter_than_its_header(tiny):
         archive.writestr("data.npy", members["data.npy"][:-5])
         archive.writestr("labels.npy", members["labels.npy"])
     refused("tiny-imagenet-64", tiny, f"{path}: array 'data' is truncated")
+
+
+@pytest.mark.parametrize("rows", [10**15, 100_001, -1])
+def test_npz_refuses_an_absurd_shape_before_it_asks_for_memory(tiny, rows):
+    """A header may promise anything."""
+    path = tiny / TINY
+    with zipfile.ZipFile(path) as archive:
+        labels = archive.read("labels.npy")
+    header = io.BytesIO()
+    described = {"descr": "|u1", "fortran_order": False, "shape": (rows, 12288)}
+    np.lib.format.write_array_header_1_0(header, described)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.npy", header.getvalue() + bytes(100))
+        archive.writestr("labels.npy", labels)
+    (tiny / "generated.json").unlink()
+    (report, *_) = check_files("tiny-imagenet-64", tiny)
+    assert not report.ok
+    assert report.detail == f"'data' has {rows:,} rows, the set has 100,000"
+
+
+def test_npz_refuses_an_encrypted_file(tiny):
+    """The mark of encryption on its members."""
+    path = tiny / TINY
+    content = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        for found in re.finditer(signature, bytes(content)):
+            content[found.start() + flags] |= 1
+    path.write_bytes(content)
+    refused("tiny-imagenet-64", tiny, f"{path}: is truncated, damaged or no npz file .*encrypted")
 
 
 def test_imagenet64_files_are_found_where_the_archives_unpack(tmp_path):

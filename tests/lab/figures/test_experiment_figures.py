@@ -98,7 +98,8 @@ def test_runs_without_exponents_are_refused(tmp_path):
     """Nothing to draw is said, not drawn."""
     write_records(tmp_path, "resnet18-powerlaw", seeds=1)
     path = tmp_path / "alice" / "seed-0" / "records.jsonl"
-    lines = [line for line in path.read_text().splitlines() if "power_law" not in line]
+    told = path.read_text().splitlines()
+    lines = [line for line in told if '"event": "power_law"' not in line]
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(RecordError, match="no run has measured a power law"):
         draw_power_law(tmp_path, tmp_path / "f.png")

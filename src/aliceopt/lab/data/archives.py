@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
 import tarfile
 import zipfile
-import zlib
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import IO, Literal
 
-from aliceopt.lab.data.errors import DataError
+from aliceopt.lab.data.errors import DataError, reading
+from aliceopt.lab.writing import write_all, writing
+
+_BLOCK = 1 << 20
 
 
-def unpack(archive: Path, into: Path, kind: Literal["zip", "tar"]) -> None:
+def unpack(archive: Path, into: Path, kind: Literal["zip", "tar"], most: int = 10**9) -> None:
     """Unpack the regular files of ``archive`` below ``into``.
 
-    Everything is looked at before anything is written: a path that leads outside ``into``, a link
-    or a device refuses the whole archive.
+    Everything is looked at before anything is written: a path that leads outside ``into``, a link,
+    a device, or more than ``most`` bytes in all refuses the whole archive.
     """
-    try:
+    with reading(archive, f"is not a whole {kind} archive"):
         if kind == "zip":
-            _unpack_zip(archive, into)
+            _unpack_zip(archive, into, most)
         else:
-            _unpack_tar(archive, into)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk, not the archive
-        raise DataError(f"{archive}: is not a whole {kind} archive ({error})") from None
+            _unpack_tar(archive, into, most)
 
 
 def safe_target(archive: Path, name: str, into: Path) -> Path:
@@ -38,36 +35,55 @@ def safe_target(archive: Path, name: str, into: Path) -> Path:
     return into / path
 
 
-def _unpack_zip(archive: Path, into: Path) -> None:
+def _refuse_more(archive: Path, size: int, most: int) -> None:
+    if size > most:
+        raise DataError(f"{archive}: refused, it unpacks to more than {most:,} bytes")
+
+
+def _unpack_zip(archive: Path, into: Path, most: int) -> None:
     with zipfile.ZipFile(archive) as content:
-        targets = []
+        targets, size = [], 0
         for info in content.infolist():
             target = safe_target(archive, info.filename, into)
             if stat.S_ISLNK(info.external_attr >> 16):
                 raise DataError(f"{archive}: refused, {info.filename!r} is a link")
+            size += info.file_size
+            _refuse_more(archive, size, most)
             if not info.is_dir():
                 targets.append((info, target))
         for info, target in targets:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with content.open(info) as source, target.open("wb") as file:
-                shutil.copyfileobj(source, file)
+            with content.open(info) as source:
+                _copy(source, target)
 
 
-def _unpack_tar(archive: Path, into: Path) -> None:
+def _unpack_tar(archive: Path, into: Path, most: int) -> None:
     with tarfile.open(archive) as content:
-        targets = []
-        for member in content.getmembers():
+        targets, size = [], 0
+        for member in content:
             target = safe_target(archive, member.name, into)
             if not (member.isfile() or member.isdir()):
                 raise DataError(f"{archive}: refused, {member.name!r} is neither file nor folder")
+            size += member.size
+            _refuse_more(archive, size, most)
             if member.isfile():
                 targets.append((member, target))
         # tarfile takes a cut for the end; the compression underneath knows better.
-        while content.fileobj is not None and content.fileobj.read(1 << 20):
-            pass
+        rest = 0
+        while content.fileobj is not None and (block := content.fileobj.read(_BLOCK)):
+            rest += len(block)
+            _refuse_more(archive, rest, _BLOCK + most)
         for member, target in targets:
             source = content.extractfile(member)
             assert source is not None, "a regular file has contents"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with source, target.open("wb") as file:
-                shutil.copyfileobj(source, file)
+            with source:
+                _copy(source, target)
+
+
+def _copy(source: IO[bytes], target: Path) -> None:
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb", buffering=0)
+    with file:
+        while block := source.read(_BLOCK):
+            with writing(target):
+                write_all(file, block)

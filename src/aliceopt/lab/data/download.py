@@ -12,6 +12,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 from aliceopt.lab.data import tiny_imagenet
@@ -21,6 +22,7 @@ from aliceopt.lab.data.errors import DataError
 from aliceopt.lab.data.folder import GENERATED, data_folder, generated_rows
 from aliceopt.lab.data.loading import named
 from aliceopt.lab.data.registry import DataSet, Source
+from aliceopt.lab.writing import write_all, writing
 
 Progress = Callable[[str, int, int | None], None]  # what is done, bytes or items so far, in all
 
@@ -84,7 +86,7 @@ def by_hand(data_set: DataSet, folder: Path) -> str:
 def _fetched(data_set: DataSet, source: Source, work: Path, progress: Progress | None) -> Path:
     archive = work / source.file
     try:
-        fetch(source.address, archive, md5=source.md5, progress=progress)
+        fetch(source.address, archive, md5=source.md5, most=source.most, progress=progress)
     except DataError as error:
         raise DataError(f"{error} (more about {data_set.name}: {data_set.page})") from None
     return archive
@@ -92,12 +94,13 @@ def _fetched(data_set: DataSet, source: Source, work: Path, progress: Progress |
 
 def _unpack(source: Source, archive: Path, staged: Path, progress: Progress | None) -> None:
     if source.kind == "file":
-        staged.mkdir(parents=True)
-        shutil.copyfile(archive, staged / source.file)
+        with writing(staged / source.file):
+            staged.mkdir(parents=True)
+            shutil.copyfile(archive, staged / source.file)
     elif source.kind == "tiny-imagenet":
         tiny_imagenet.convert(archive, staged, _named("converting", progress))
     else:
-        unpack(archive, staged, source.kind)
+        unpack(archive, staged, source.kind, source.unpacked)
 
 
 def _named(what: str, progress: Progress | None) -> Callable[[int, int | None], None] | None:
@@ -115,8 +118,9 @@ def _put_in_place(name: str, staged: Path, folder: Path) -> None:
             )
     for file in sorted(path for path in staged.rglob("*") if path.is_file()):
         target = folder / file.relative_to(staged)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(target)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
 
 
 def fetch(
@@ -124,25 +128,28 @@ def fetch(
     target: Path,
     *,
     md5: str | None = None,
+    most: int = 10**9,
     progress: Progress | None = None,
     timeout: float = _TIMEOUT,
 ) -> None:
     """Download ``address`` to ``target``, going on from ``target.part`` if there is one.
 
     A connection that breaks is tried again a few times, and the part is kept for the next call. A
-    download with the wrong md5 is deleted. ``target`` appears by a rename, whole or not at all; one
-    that is there already, downloaded by hand perhaps, is used if its md5 is right.
+    download with the wrong md5, or longer than ``most`` bytes, is deleted. ``target`` appears by a
+    rename, whole or not at all; one that is there already, downloaded by hand perhaps, is used if
+    its md5 is right.
     """
     if target.is_file():
         if md5 is not None and (found := file_md5(target)) != md5:
-            raise DataError(f"{target}: has md5 {found}, published is {md5}: delete it")
+            raise DataError(f"{target}: has md5 {found}, expected {md5}: delete it")
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
+    with writing(part):
+        target.parent.mkdir(parents=True, exist_ok=True)
     for last in [False] * (_TRIES - 1) + [True]:
         before = _size(part)
         try:
-            if _continue(address, part, progress, timeout):
+            if _continue(address, part, most, progress, timeout):
                 break
             reason = "the connection was closed early"
         except (OSError, http.client.HTTPException) as error:
@@ -152,7 +159,7 @@ def fetch(
             raise DataError(_interrupted(address, part, reason))
     if md5 is not None and (found := file_md5(part)) != md5:
         part.unlink()
-        raise DataError(f"{address}: what came has md5 {found}, published is {md5}; it was deleted")
+        raise DataError(f"{address}: what came has md5 {found}, expected {md5}; it was deleted")
     part.replace(target)
 
 
@@ -179,7 +186,9 @@ def _interrupted(address: str, part: Path, reason: str) -> str:
     )
 
 
-def _continue(address: str, part: Path, progress: Progress | None, timeout: float) -> bool:
+def _continue(
+    address: str, part: Path, most: int, progress: Progress | None, timeout: float
+) -> bool:
     """Ask for the rest of ``part`` and append it; True once it is complete."""
     have = _size(part)
     headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
@@ -199,15 +208,31 @@ def _continue(address: str, part: Path, progress: Progress | None, timeout: floa
         return False
     with answer:
         have, total = _placed(answer, have)
-        with part.open("r+b" if have else "wb") as file:
-            file.seek(have)
-            file.truncate()
+        _refuse_longer(address, part, total or 0, most)
+        with _opened(part, have) as file:
             while block := answer.read(_BLOCK):
-                file.write(block)
+                with writing(part):
+                    write_all(file, block)
                 have += len(block)
+                _refuse_longer(address, part, have, most)
                 if progress is not None:
                     progress("downloading", have, total)
     return total is None or have == total
+
+
+def _refuse_longer(address: str, part: Path, size: int, most: int) -> None:
+    if size > most:
+        part.unlink(missing_ok=True)
+        raise DataError(f"{address}: is longer than the {most:,} bytes expected; it was deleted")
+
+
+def _opened(part: Path, have: int) -> FileIO:
+    """The file, cut to its first ``have`` bytes; unbuffered: a full disk is told at once."""
+    with writing(part):
+        file = part.open("r+b" if have else "wb", buffering=0)
+        file.seek(have)
+        file.truncate()
+    return file
 
 
 def _placed(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
@@ -216,4 +241,4 @@ def _placed(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | Non
     if answer.status == 206 and span is not None and int(span[1]) <= have:
         return int(span[1]), None if span[2] == "*" else int(span[2])
     length = answer.headers.get("Content-Length")  # the server sends all of it again
-    return 0, int(length) if length is not None else None
+    return 0, int(length) if length and length.isdecimal() else None

@@ -18,6 +18,7 @@ from aliceopt.lab.data import cifar, imagenet, text
 from aliceopt.lab.data.errors import DataError
 from aliceopt.lab.data.folder import GENERATED, data_folder, read_generated
 from aliceopt.lab.data.loading import named
+from aliceopt.lab.writing import writing
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 Whole = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -65,10 +66,11 @@ Files = dict[str, tuple[int, Callable[[Path], object]]]  # path -> rows, and wha
 
 def _replace(path: Path, save: Callable[[Path], object]) -> None:
     """Write through a neighbour and rename, so that nobody reads half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    save(partial)
-    partial.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{os.getpid()}-{path.name}")
+        save(partial)
+        partial.replace(path)
 
 
 def _images(random: Random, count: int, side: int) -> tuple[Bytes, Whole]:

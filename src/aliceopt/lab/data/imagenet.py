@@ -8,7 +8,6 @@ ever unpickled.
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aliceopt.lab.data.errors import DataError
+from aliceopt.lab.data.errors import DataError, reading
 from aliceopt.lab.data.folder import found_file
 from aliceopt.lab.data.parts import ImageParts
 
@@ -36,8 +35,9 @@ class Layout:
     folders: tuple[str, ...]
     train: tuple[str, ...]
     classes: int
-    train_rows: int | None  # all training files together; None where no count is official
+    train_rows: int | None  # all training files together; None where any part of it will do
     validation_rows: int | None
+    most: int  # of either
     validation: str = "val_data.npz"
 
     def files(self, root: Path) -> list[str]:
@@ -66,6 +66,7 @@ IMAGENET64 = Layout(
     classes=1000,
     train_rows=1_281_167,
     validation_rows=50_000,
+    most=1_281_167,
 )
 TINY_IMAGENET_64 = Layout(
     name="tiny-imagenet-64",
@@ -74,6 +75,7 @@ TINY_IMAGENET_64 = Layout(
     classes=200,
     train_rows=None,
     validation_rows=10_000,
+    most=100_000,
 )
 
 
@@ -121,19 +123,25 @@ def _fill(path: Path, key: str, member: IO[bytes], target: memoryview) -> None:
 @contextmanager
 def _array(path: Path, key: str) -> Iterator[IO[bytes]]:
     """One array of an npz file, open; a file that is not whole is refused."""
-    try:
-        with zipfile.ZipFile(path) as archive, _member(path, archive, key) as member:
-            yield member
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise DataError(f"{path}: is truncated, damaged or no npz file ({error})") from None
+    with (
+        reading(path, "is truncated, damaged or no npz file"),
+        zipfile.ZipFile(path) as archive,
+        _member(path, archive, key) as member,
+    ):
+        yield member
 
 
-def count_rows(path: Path) -> int:
-    """Images in the file by its header, once type and shape are right."""
+def count_rows(path: Path, most: int) -> int:
+    """Images in the file by its header, once type and shape are right and memory may be asked for.
+
+    No file has more than ``most``, all that the set has.
+    """
     with _array(path, "data") as member:
         shape, dtype = _header(path, "data", member)
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != PIXELS:
         raise DataError(f"{path}: 'data' is {dtype} {shape}, expected uint8 (N, {PIXELS})")
+    if not 0 <= shape[0] <= most:
+        raise DataError(f"{path}: 'data' has {shape[0]:,} rows, the set has {most:,}")
     return shape[0]
 
 
@@ -164,7 +172,7 @@ def _counts(
 ) -> tuple[list[Path], list[int]]:
     """Where the files are and how many images each has, once the sum is right."""
     paths = [found_file(layout.name, root, relative) for relative in files]
-    counts = [count_rows(path) for path in paths]
+    counts = [count_rows(path, layout.most) for path in paths]
     if total is not None and sum(counts) != total:
         named = paths[0] if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
         raise DataError(f"{named}: {sum(counts):,} images, expected {total:,}")
@@ -205,7 +213,7 @@ def examine(
 ) -> str:
     """One line about a file that is right in itself; DataError for one that is not."""
     path = found_file(layout.name, root, relative)
-    count = count_rows(path)
+    count = count_rows(path, layout.most)
     expected = layout.validation_rows if relative.endswith(layout.validation) else None
     if rows is not None:
         expected = rows.get(relative, 0)

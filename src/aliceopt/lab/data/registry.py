@@ -19,13 +19,17 @@ class Source:
     """One download: its address, what to do with it, and its md5 where one is published.
 
     ``file`` is its name on disk. A "file" is kept as it is, "zip" and "tar" are unpacked, and
-    "tiny-imagenet" is an archive of JPEG files that is converted to the npz layout.
+    "tiny-imagenet" is an archive of JPEG files that is converted to the npz layout. No more than
+    ``most`` bytes are downloaded, and no more than ``unpacked`` unpacked: what is longer is
+    something else.
     """
 
     address: str
     kind: Literal["file", "zip", "tar", "tiny-imagenet"]
     file: str
     md5: str | None = None
+    most: int = 300_000_000
+    unpacked: int = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -122,13 +126,15 @@ _ALL = (
         read=partial(imagenet.read, imagenet.TINY_IMAGENET_64),
         examine=partial(imagenet.examine, imagenet.TINY_IMAGENET_64),
         whole=partial(imagenet.examine_whole, imagenet.TINY_IMAGENET_64),
-        page="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        page="https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         terms="a part of ImageNet: research and education only",
         sources=(
             Source(
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 "tiny-imagenet",
                 "tiny-imagenet-200.zip",
+                # The publisher gives none; many projects check the same archive by this one.
+                md5="90528d7ca1a48142e341f4ef8d21d0de",
             ),
         ),
         augmentable=True,

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from aliceopt.lab.data.errors import DataError
+from aliceopt.lab.data.errors import DataError, reading
 from aliceopt.lab.data.imagenet import PIXELS, TINY_IMAGENET_64
+from aliceopt.lab.writing import writing
 
 Progress = Callable[[int, int | None], None]
+
+_MOST = 1 << 20  # bytes of a member: an image has some thousands, the labels less than half of it
 
 
 def members(archive: zipfile.ZipFile, source: Path) -> tuple[list[str], list[str], list[str]]:
@@ -21,7 +24,8 @@ def members(archive: zipfile.ZipFile, source: Path) -> tuple[list[str], list[str
     train = [n for n in names if n.split("/")[1:2] == ["train"]]
     validation = [n for n in names if n.split("/")[1:2] == ["val"]]
     classes = sorted({n.split("/")[2] for n in train})
-    if not train or not validation or len(classes) > TINY_IMAGENET_64.classes:
+    many = max(len(train), len(validation)) > TINY_IMAGENET_64.most
+    if not train or not validation or many or len(classes) > TINY_IMAGENET_64.classes:
         raise DataError(
             f"{source}: is not Tiny-ImageNet ({len(train)} training and {len(validation)} "
             f"validation images, {len(classes)} classes)"
@@ -34,17 +38,15 @@ def convert(source: Path, into: Path, progress: Progress | None = None) -> None:
 
     Class numbers, from 1, follow the sorted WordNet names. Grey images become RGB.
     """
-    try:
+    with reading(source, "is not Tiny-ImageNet"):
         _convert(source, into, progress)
-    except (zipfile.BadZipFile, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise DataError(f"{source}: is not Tiny-ImageNet ({error})") from None
 
 
 def _convert(source: Path, into: Path, progress: Progress | None) -> None:
     with zipfile.ZipFile(source) as archive:
         classes, train, validation = members(archive, source)
         number = {name: i for i, name in enumerate(classes, start=1)}
-        listed = archive.read(f"{train[0].split('/')[0]}/val/val_annotations.txt").decode()
+        listed = _read(archive, f"{train[0].split('/')[0]}/val/val_annotations.txt").decode()
         of_image = {line.split("\t")[0]: line.split("\t")[1] for line in listed.splitlines()}
         parts = {
             TINY_IMAGENET_64.train[0]: (train, [number[n.split("/")[2]] for n in train]),
@@ -54,10 +56,19 @@ def _convert(source: Path, into: Path, progress: Progress | None) -> None:
             ),
         }
         folder = into / TINY_IMAGENET_64.folders[0]
-        folder.mkdir(parents=True, exist_ok=True)
         for name, (images, labels) in parts.items():
             data = _decoded(archive, images, progress)
-            np.savez(folder / name, data=data, labels=np.array(labels, np.int64))
+            with writing(folder / name):
+                folder.mkdir(parents=True, exist_ok=True)
+                np.savez(folder / name, data=data, labels=np.array(labels, np.int64))
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> bytes:
+    """One member, unless it is longer than any that Tiny-ImageNet has."""
+    size = archive.getinfo(name).file_size
+    if size > _MOST:
+        raise DataError(f"{archive.filename}: {name} has {size:,} bytes, more than {_MOST:,}")
+    return archive.read(name)
 
 
 def _decoded(
@@ -67,19 +78,16 @@ def _decoded(
         from PIL import Image
     except ModuleNotFoundError:
         raise DataError(
-            "converting Tiny-ImageNet needs pillow, which comes with the figures: "
-            'pip install "aliceopt[lab]"'
+            'converting Tiny-ImageNet needs pillow: pip install "aliceopt[lab]"'
         ) from None
+    source = Path(archive.filename or "")
     data = np.empty((len(names), PIXELS), np.uint8)
     for i, name in enumerate(names):
-        try:
-            with Image.open(io.BytesIO(archive.read(name))) as image:
-                pixels = np.asarray(image.convert("RGB"))
-        except OSError:
-            raise DataError(f"{archive.filename}: {name} is no image") from None
-        if pixels.shape != (64, 64, 3):
-            raise DataError(f"{archive.filename}: {name} is {pixels.shape}, expected (64, 64, 3)")
-        data[i] = pixels.transpose(2, 0, 1).reshape(-1)
+        content = io.BytesIO(_read(archive, name))
+        with reading(source, f"{name} is no image"), Image.open(content, formats=["JPEG"]) as image:
+            if image.size != (64, 64):  # told before anything is decoded
+                raise DataError(f"{source}: {name} has {image.size} pixels, expected (64, 64)")
+            data[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1).reshape(-1)
         if progress is not None and i % 500 == 0:
             progress(i, len(names))
     return data

@@ -20,6 +20,8 @@ except ImportError as error:
         "figures need matplotlib, which is not installed: pip install 'aliceopt[lab]'"
     ) from error
 
+from aliceopt.lab.writing import writing
+
 TEXT_WIDTH = 5.5
 """Width of a figure in inches."""
 
@@ -94,7 +96,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """
     target = checked_path(path)
     suffix = target.suffix.lower()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with look():
+    with writing(target), look():
+        target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, format=suffix[1:], metadata=_UNDATED[suffix])
     return target

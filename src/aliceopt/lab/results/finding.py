@@ -217,7 +217,8 @@ def _claims(plan: Mapping[str, Any], claimed: list[Comparison]) -> str:
 
 def _at_rates(plan: Mapping[str, Any], c: Comparison) -> str:
     """Both learning rates, where tuning chose different ones: they may be the difference."""
-    ours, theirs = (plan["methods"][method].get("lr") for method in (c.first, c.second))
+    options = [plan["methods"][method]["options"] for method in (c.first, c.second)]
+    ours, theirs = (chosen.get("lr") for chosen in options)
     differ = plan.get("tuned") and ours is not None and theirs is not None and ours != theirs
     return f", at learning rate {ours:.2g} against {theirs:.2g}" if differ else ""
 

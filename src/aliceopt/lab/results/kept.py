@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.records import RecordError, RunRecord, read_found, read_plan
+from aliceopt.lab.writing import replacing
 
 __all__ = [
     "REQUIRED",
@@ -204,12 +205,10 @@ def _end(line: Line) -> str:
 
 def _write(path: Path, lines: Iterable[Line]) -> None:
     """Sorted by what was run, keys in the order of `REQUIRED`; whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     ordered = sorted(lines, key=_place)
     text = "".join(json.dumps(_in_order(line), allow_nan=False) + "\n" for line in ordered)
-    beside = path.with_suffix(".writing")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def _place(line: Line) -> tuple[Any, ...]:

@@ -36,6 +36,7 @@ from aliceopt.lab.results.report_tables import (
 from aliceopt.lab.results.summary import Summary, describe_counts, outcome, reason, summarize
 from aliceopt.lab.results.table import unique_labels
 from aliceopt.lab.words import counted, settings_in_words, training_in_words
+from aliceopt.lab.writing import replacing
 
 __all__ = ["write_report"]
 
@@ -82,9 +83,8 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
         _reproduce_section(plan, runs),
     ]
     path = place / "report.html"
-    beside = place / "report.writing"
-    beside.write_text(page(_title(plan), "\n".join(filter(None, sections))), encoding="utf-8")
-    beside.replace(path)
+    with replacing(path) as beside:
+        beside.write_text(page(_title(plan), "\n".join(filter(None, sections))), encoding="utf-8")
     return path
 
 

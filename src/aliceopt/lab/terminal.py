@@ -1,0 +1,41 @@
+"""What is printed on a terminal, and nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from aliceopt.lab.words import plain
+
+__all__ = ["Terminal", "stdout_console"]
+
+_PIPED_WIDTH = 100
+
+
+class Terminal(Console):
+    """A console that styles its own text and shows that of others.
+
+    Names in plans and records, and texts of errors, may come from anywhere.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(highlight=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Segments as ever, but for the control characters in their texts."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else plain(text), style, control)
+
+
+def stdout_console() -> Terminal:
+    """A console as wide as the terminal; 100 columns, without colours, into a pipe or file."""
+    console = Terminal()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Terminal(width=_PIPED_WIDTH)
+    return console

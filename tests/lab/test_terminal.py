@@ -1,0 +1,75 @@
+"""What a terminal would obey does not reach it, wherever a name comes from."""
+
+import io
+import json
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from rich.table import Table
+from rich.text import Text
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.lab.live import Live
+from aliceopt.lab.records import read_plan, write_plan
+from aliceopt.lab.terminal import Terminal
+from aliceopt.lab.train import Progress
+from experiment_records import write_records
+
+HOSTILE = "Ad\x1b]0;owned\x1b\\am\x9b31m"
+SHOWN = r"Ad]0;owned\am31m"
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_terminal_shows_what_it_does_not_obey():
+    """In texts and tables, with the styles that are ours."""
+    text = io.StringIO()
+    console = Terminal(file=text, force_terminal=True, width=80)
+    table = Table("name")
+    table.add_row(Text(HOSTILE))
+    console.print(Text(HOSTILE, style="bold"))
+    console.print(table)
+    printed = text.getvalue()
+    assert printed.count(SHOWN) == 2
+    assert "\x1b[1m" in printed
+    assert "\x1b]" not in printed
+
+
+def test_names_of_a_plan_from_elsewhere_are_shown_by_every_command(tmp_path):
+    """By a table, by a refusal."""
+    write_records(tmp_path, "resnet18-methods", "smoke")
+    plan = read_plan(tmp_path)
+    plan["methods"]["adam"]["label"] = HOSTILE
+    write_plan(tmp_path, plan)
+    shown = ("table", "resnet18-methods", "--records", str(tmp_path))
+    result = CliRunner().invoke(build(), shown)
+    assert result.exit_code == 0, result.output
+    assert SHOWN in result.output
+    assert "\x1b" not in result.output
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "name": HOSTILE}))
+    result = CliRunner().invoke(build(), shown)
+    assert result.exit_code == 2
+    assert "\x1b" not in result.stderr
+
+
+def test_a_bar_shows_labels_as_they_are():
+    """Brackets are no markup, and nothing of them is obeyed."""
+    text = io.StringIO()
+    label = f"{HOSTILE} [/x]"
+    document = {
+        "metric": "loss",
+        "methods": {"adam": {"label": label}},
+        "runs": [{"method": "adam", "seed": 0, "gradients": 10}],
+    }
+    console = Terminal(file=text, force_terminal=True, width=120)
+    with Live(document, console, [("adam", 0)]) as live:
+        live(Progress("adam", 0, 5, 10, 5, 0.5))
+    assert f"{SHOWN} [/x], seed 0" in text.getvalue()
+    assert "\x1b]" not in text.getvalue()

@@ -1,0 +1,114 @@
+"""What cannot be written is told by name, and leaves what was there."""
+
+import contextlib
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("resource")
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+import resource
+
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.lab.carry_out import told
+from aliceopt.lab.records import Journal, save_checkpoint, write_plan
+from aliceopt.lab.train import train
+from aliceopt.lab.writing import WriteError, replacing
+from lab_cases import events, small_run
+
+
+@contextlib.contextmanager
+def full_disk(size):
+    """No file grows beyond so many bytes: as on a full disk, the error names no file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    """A plan and a checkpoint: the old ones stay, and nothing is left beside them."""
+    plan, checkpoint = tmp_path / "plan.json", tmp_path / "checkpoint.pt"
+    write_plan(tmp_path, {"name": "old"})
+    save_checkpoint(checkpoint, {"step": 1})
+    before = {path: path.read_bytes() for path in (plan, checkpoint)}
+    with full_disk(4000):
+        with pytest.raises(WriteError, match=rf"cannot write '{plan}': File too large"):
+            write_plan(tmp_path, {"name": "new" * 5000})
+        with pytest.raises(WriteError, match=rf"cannot write '{checkpoint}': File too large"):
+            save_checkpoint(checkpoint, {"step": 2, "weights": torch.zeros(5000)})
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_journal_keeps_whole_lines_on_a_full_disk(tmp_path):
+    """What did not fit leaves no half line before the next that does."""
+    journal = Journal(tmp_path / "records.jsonl")
+    with full_disk(100):
+        journal.write("note", text="short")
+        with pytest.raises(WriteError, match=r"cannot write '.*records.jsonl': File too large"):
+            journal.write("note", text="long" * 100)
+        journal.write("note", text="again")
+    journal.close()
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["short", "again"]
+
+
+def test_a_run_on_a_full_disk_fails_by_name_and_goes_on_later(file, tmp_path):
+    """It raises nothing, in a worker too; with room again --resume makes it whole."""
+    run, heard = small_run(file, "adam", {"lr": 1e-2}), []
+    with full_disk(10):
+        assert train(run, tmp_path / "out", report=heard.append) == "failed"
+    path = tmp_path / "out/adam/seed-1/records.jsonl"
+    assert heard[-1].reason == f"WriteError: cannot write '{path}': File too large"
+    assert train(run, tmp_path / "out", resume=True) == "finished"
+    train(run, tmp_path / "whole")
+    assert events(tmp_path / "out", "adam", 1) == events(tmp_path / "whole", "adam", 1)
+
+
+def test_an_error_without_a_file_is_told_as_it_is():
+    """Not as 'None'."""
+    said = []
+    with told(said.append, str):
+        raise OSError(28, "No space left on device")
+    assert str(said[0]) == "[Errno 28] No space left on device"
+
+
+def test_what_could_not_be_made_leaves_nothing_beside(tmp_path):
+    """Whatever stopped it."""
+    (tmp_path / "a.txt").write_text("old")
+
+    def stopped():
+        with replacing(tmp_path / "a.txt") as beside:
+            beside.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.txt": "old"}
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        (("figure", "relu", "--out", "notes.txt/f.png"), "notes.txt/f.png"),
+        (("run", "tt-limit", "--scale", "smoke", "--out", "notes.txt/out"), "notes.txt/out"),
+        (("study", "--out", "notes.txt"), "notes.txt"),
+        (("new-problem", "notes.txt/mine.py"), "notes.txt/mine.py"),
+        (("claims", "--only", "thm4", "--json", "notes.txt/x.json"), "notes.txt/x.json"),
+    ],
+)
+def test_every_command_says_what_it_cannot_write(command, path, tmp_path, monkeypatch):
+    """In one sentence, exit 2."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    result = CliRunner().invoke(build(), command)
+    assert result.exit_code == 2, result.output
+    assert f"cannot write '{path}': " in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
