@@ -121,15 +121,30 @@ def test_masked_weights_stay_removed_in_training():
         ("curvature", lambda w, s: s.mean("rms")["5.weight"] ** 0.5 * w**2),
         ("abs", lambda w, s: s.mean("abs")["5.weight"] * w**2),
         ("free", lambda w, s: s.mean("free")["5.weight"].clamp(min=0) ** 0.5 * w**2),
+        ("glass", lambda w, s: 0.460659 * s.mean("glass")["5.weight"] ** 0.5 * w.abs() ** 1.5),
+        (
+            "both",
+            lambda w, s: (
+                0.5 * s.mean("rms")["5.weight"] ** 0.5 * w**2
+                + 0.460659 * s.mean("glass")["5.weight"] ** 0.5 * w.abs() ** 1.5
+            ),
+        ),
         ("signed", lambda w, s: s.mean("signed")["5.weight"].abs() * w**2),
     ],
 )
 def test_scores_are_what_their_formulas_say(criterion, oracle):
     net = small_net().eval()
-    found = measured(net, terms=("rms", "abs", "signed", "free", "gradient", "fisher"))
+    found = measured(net, terms=("rms", "abs", "glass", "signed", "free", "gradient", "fisher"))
     score = scores(net, found, criterion)["5.weight"]
     expected = oracle(net[5].weight.detach(), found)
     torch.testing.assert_close(score, expected, rtol=1e-4, atol=1e-12)
+
+
+def test_a_criterion_without_what_it_needs_is_refused():
+    with pytest.raises(
+        ValueError, match="criterion 'both' needs a sensitivity with 'rms' and 'glass'"
+    ):
+        scores(small_net(), criterion="both")
 
 
 def test_wanda_weighs_by_the_norm_of_what_a_weight_meets():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.lab.compression import ROWS, Result
+from aliceopt.lab.calibration import PREDICTIONS, calibrate
+from aliceopt.lab.compression import ROWS, Network, Result, network_of, problem_run
+from aliceopt.lab.problem import Problem
 from aliceopt.lab.results.compression_table import decision
 
 PROBLEM = """
@@ -83,6 +87,17 @@ def test_the_trained_network_is_used_again_and_weights_can_be_given(tmp_path, so
     assert same[0] in given.output
 
 
+def test_a_criterion_can_be_tried_at_several_radii(tmp_path, source):
+    asked = ["--sparsity", "0.5", "--gradients", 20, "--out", tmp_path / "out"]
+    result = compress(source, *asked, "--criteria", "curvature@1e-4,curvature@0.1,magnitude")
+    assert result.exit_code == 0, result.output
+    for radius in ("0.0001", "0.1"):
+        assert f"radius {radius}" in " ".join(result.output.split())
+    lines = (tmp_path / "out/compression.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines[1:3]]
+    assert losses[0] != losses[1]
+
+
 def test_training_with_the_masks_on_brings_loss_back(tmp_path, source):
     asked = ["--sparsity", "0.8", "--criteria", "magnitude", "--out", tmp_path / "out"]
     compress(source, *asked)
@@ -102,6 +117,9 @@ def test_training_with_the_masks_on_brings_loss_back(tmp_path, source):
         (["--sparsity", "1.2"], "--sparsity must be numbers in (0, 1), got 1.2"),
         (["--sparsity", "half"], "--sparsity takes numbers by commas"),
         (["--criteria", "luck"], "--criteria has 'luck'"),
+        (["--criteria", "curvature@0"], "a radius > 0 stands behind the @"),
+        (["--criteria", "fisher@0.1"], "of one that probes"),
+        (["--layers", "2"], "--layers must be a number in (0, 1), got 2.0"),
         (["--gradients", "3"], "--gradients must be at least 10, got 3"),
         (["--checkpoint", "nowhere.pt"], "there is no checkpoint 'nowhere.pt'"),
     ],
@@ -110,6 +128,41 @@ def test_bad_input_gets_one_sentence(tmp_path, source, asked, told):
     result = compress(source, "--out", tmp_path / "out", *asked)
     assert result.exit_code == 2
     assert told in " ".join(result.stderr.split())
+
+
+def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
+    """On a small move the Hessian's prediction is close; the network stays as it was."""
+    run = problem_run(source, 0, epochs=60)
+    network = network_of(run, tmp_path, torch.device("cpu"))
+    before = {name: value.clone() for name, value in network.model.state_dict().items()}
+    found = calibrate(network, 0, 0.2, 600)
+    assert [layer.layer for layer in found.layers] == ["0.weight", "3.weight"]
+    for layer in found.layers:
+        assert layer.predicted.keys() == set(PREDICTIONS)
+        told = layer.predicted["glass"] - layer.predicted["radius"]
+        assert math.isfinite(told)
+    after = network.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    asked = ["--sparsity", "0.5", "--criteria", "magnitude", "--layers", "0.3"]
+    result = compress(source, "--out", tmp_path / "out", *asked, "--gradients", 30)
+    assert result.exit_code == 0, result.output
+    assert "median of predicted / measured" in result.output
+
+
+def test_a_quadratic_is_predicted_exactly_by_every_hessian():
+    """Logistic regression is no quadratic, least squares is: one layer, a full-batch split."""
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 6, generator=random), torch.randn(64, 2, generator=random)
+    model = nn.Linear(6, 2, bias=False)
+    loss = nn.functional.mse_loss
+    problem = Problem(model, loss, (x, y), (x, y), batch_size=64)
+    network = Network(
+        problem, model, problem.train, problem.validation, "float32", torch.device("cpu")
+    )
+    found = calibrate(network, 0, 0.01, 3000).layers[0]  # nothing goes: round(0.12) weights
+    assert found.measured == 0
+    found = calibrate(network, 0, 0.1, 3000).layers[0]  # one weight goes
+    assert found.predicted["glass"] == pytest.approx(found.measured, rel=0.05, abs=1e-4)
 
 
 def test_what_is_no_problem_or_does_not_fit_is_told(tmp_path, source):

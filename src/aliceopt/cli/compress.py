@@ -30,6 +30,13 @@ def compress(
     ] = None,
     gradients: Annotated[int, typer.Option(help="That every criterion may take.")] = 300,
     finetune: Annotated[int, typer.Option(help="Epochs of training with the masks on.")] = 0,
+    layers: Annotated[
+        float | None,
+        typer.Option(
+            help="Also remove this share of every layer alone, and print what was predicted and "
+            "what it cost."
+        ),
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights instead of training: a state dict.")
     ] = None,
@@ -49,18 +56,22 @@ def compress(
     import torch
 
     from aliceopt.lab import carry_out
+    from aliceopt.lab.calibration import calibrate
     from aliceopt.lab.compression import ROWS, compare, network_of, problem_run
     from aliceopt.lab.lock import locked
+    from aliceopt.lab.results.compression_table import calibration_table
     from aliceopt.lab.terminal import stdout_console
 
     name = "digits" if problem is None else problem.rpartition(":")[0].rpartition("/")[2] or problem
     folder = Path("runs") / f"compress-{name.removesuffix('.py')}" if out is None else out
     with carry_out.told(refuse, needs_lab), locked(folder):
         shares = _numbers(sparsity)
+        if layers is not None and not 0 < layers < 1:
+            raise ValueError(f"--layers must be a number in (0, 1), got {layers!r}")
         which = seeds_of(seeds)
         place = torch.device(carry_out.devices(device)[0])
         chosen = split_names(criteria) or list(ROWS)
-        keeper = _Keeper(folder)
+        keeper, console = _Keeper(folder), stdout_console()
         found: list[Any] = []
         numbers = which if isinstance(which, list) else list(range(which or 1))
         for seed in numbers:
@@ -73,7 +84,12 @@ def compress(
                     f"seed {seed}: {result.criterion} {100 * result.sparsity:g}%: "
                     f"loss {result.loss:.4f}"
                 )
-        _tell(found, network.problem.measure.name, folder, stdout_console())
+            if layers is not None:
+                console.print(
+                    f"rise of the loss, {100 * layers:g}% of a layer removed, seed {seed}"
+                )
+                console.print(calibration_table(calibrate(network, seed, layers, gradients)))
+        _tell(found, network.problem.measure.name, folder, console)
 
 
 def _numbers(text: str) -> list[float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..theory.glass_bound import GLASS_LOSS_FACTOR
 from .sensitivity import CURVATURES, Sensitivity
 from .weights import Weight, weights_of
 
@@ -17,19 +18,27 @@ __all__ = ["CRITERIA", "input_norms", "scores", "tempering"]
 _TINY = 1e-30  # keeps the order of weights where a curvature is zero
 
 
-def _magnitude(w: Tensor, _: Tensor, temper: float) -> Tensor:
+def _magnitude(w: Tensor, temper: float) -> Tensor:
     return w.abs()
 
 
-def _first(w: Tensor, grad: Tensor, temper: float) -> Tensor:
+def _first(w: Tensor, temper: float, grad: Tensor) -> Tensor:
     return (w * grad).abs()
 
 
-def _second(w: Tensor, h: Tensor, temper: float) -> Tensor:
+def _second(w: Tensor, temper: float, h: Tensor) -> Tensor:
     return (h + _TINY).pow_(temper).mul_(w.square())
 
 
-def _inputs(w: Tensor, norms: Tensor, temper: float) -> Tensor:
+def _glass(w: Tensor, temper: float, rho: Tensor) -> Tensor:
+    return GLASS_LOSS_FACTOR * (rho + _TINY).sqrt() * w.abs() ** 1.5
+
+
+def _both(w: Tensor, temper: float, h: Tensor, rho: Tensor) -> Tensor:
+    return _second(w, temper, h) / 2 + _glass(w, temper, rho)
+
+
+def _inputs(w: Tensor, temper: float, norms: Tensor) -> Tensor:
     return w.abs() * norms
 
 
@@ -51,17 +60,19 @@ def tempering(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> floa
     return float((x * y).sum() / spread)
 
 
-CRITERIA: dict[str, tuple[str, Callable[[Tensor, Tensor, float], Tensor]]] = {
-    "magnitude": ("", _magnitude),
-    "taylor": ("gradient", _first),
-    "fisher": ("fisher", _second),
-    "curvature": ("rms", _second),
-    "abs": ("abs", _second),
-    "signed": ("signed", _second),
-    "free": ("free", _second),
-    "wanda": ("", _inputs),
+CRITERIA: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
+    "magnitude": ((), _magnitude),
+    "taylor": (("gradient",), _first),
+    "fisher": (("fisher",), _second),
+    "curvature": (("rms",), _second),
+    "abs": (("abs",), _second),
+    "signed": (("signed",), _second),
+    "free": (("free",), _second),
+    "glass": (("glass",), _glass),
+    "both": (("rms", "glass"), _both),
+    "wanda": ((), _inputs),
 }
-"""By name: the term of the sensitivity that is needed, and the score."""
+"""By name: the terms of the sensitivity that are needed, and the score."""
 
 
 def scores(
@@ -71,68 +82,70 @@ def scores(
     *,
     radius: float | None = None,
     temper: float = 1.0,
-    norms: dict[str, Tensor] | None = None,
+    norms: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """How much every weight is worth: the smallest go first.
 
-    =========== ======================= =====================================================
-    curvature   ``h^temper w^2``        h by "rms"; by others with "abs", "signed" or "free"
-    fisher      ``F^temper w^2``        F by squared gradients of batches; 1/2 is a good temper
+    =========== ============================= ==================================================
+    curvature   ``h^temper w^2``              h by "rms"; by "abs", "signed", "free" with those
+    glass       ``c rho^(1/2) |w|^(3/2)``     what the glass should cost by Theorem 4
+    both        ``h w^2 / 2`` and the glass
+    fisher      ``F^temper w^2``              squared gradients of batches; 1/2 is a good temper
     magnitude   ``|w|``
     taylor      ``|g w|``
-    wanda       ``|w| |x|``             x: the layer's inputs, from `input_norms`
-    =========== ======================= =====================================================
+    wanda       ``|w| |x|``                   x: the layer's inputs, from `input_norms`
+    =========== ============================= ==================================================
 
     Weights that a mask has removed already score minus infinity.
     """
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}")
-    term, score = CRITERIA[criterion]
     if not 0 < temper <= 2:
         raise ValueError(f"temper must be a number in (0, 2], got {temper!r}")
-    needed = _needed(criterion, term, measured, radius, norms)
-    weights = weights_of(model, needed)
+    terms, score = CRITERIA[criterion]
+    needed = _needed(criterion, terms, measured, radius, norms)
+    weights = weights_of(model, needed[0] if needed else None)
     with torch.no_grad():
         return {
-            name: _score(weight, score, None if needed is None else needed[name], temper)
+            name: _score(weight, score, temper, [there[name] for there in needed])
             for name, weight in weights.items()
         }
 
 
 def _needed(
     criterion: str,
-    term: str,
+    terms: Sequence[str],
     measured: Sensitivity | None,
     radius: float | None,
-    norms: dict[str, Tensor] | None,
-) -> dict[str, Tensor] | None:
+    norms: Mapping[str, Tensor] | None,
+) -> list[Mapping[str, Tensor]]:
     if criterion == "wanda":
         if norms is None:
             raise ValueError("criterion 'wanda' needs norms=input_norms(model, forward, batches)")
-        return norms
-    if not term:
-        return None
+        return [norms]
+    if not terms:
+        return []
     if measured is None:
-        raise ValueError(f"criterion {criterion!r} needs a sensitivity with the term {term!r}")
-    if term in CURVATURES:
-        return measured.curvature(term, radius)
-    return measured.mean(term)
+        told = " and ".join(map(repr, terms))
+        raise ValueError(f"criterion {criterion!r} needs a sensitivity with {told}")
+    return [
+        (measured.curvature if term in CURVATURES else measured.mean)(term, radius)
+        for term in terms
+    ]
 
 
 def _score(
-    weight: Weight,
-    score: Callable[[Tensor, Tensor, float], Tensor],
-    needed: Tensor | None,
-    temper: float,
+    weight: Weight, score: Callable[..., Tensor], temper: float, needed: Sequence[Tensor]
 ) -> Tensor:
     w = weight.values().float()
-    if needed is not None and needed.numel() > w.shape[1] and needed.shape != w.shape:
-        raise ValueError(
-            f"what was measured of {weight.name!r} has shape {tuple(needed.shape)}, the weight "
-            f"{tuple(w.shape)}"
-        )
-    found = score(w, w if needed is None else needed.to(w), temper)
-    return found if weight.mask is None else found.masked_fill(weight.mask == 0, -torch.inf)
+    for found in needed:
+        if found.shape != w.shape:
+            raise ValueError(
+                f"what was measured of {weight.name!r} has shape {tuple(found.shape)}, the weight "
+                f"{tuple(w.shape)}"
+            )
+    worth = score(w, temper, *(found.to(w) for found in needed))
+    return worth if weight.mask is None else worth.masked_fill(weight.mask == 0, -torch.inf)
 
 
 def input_norms(

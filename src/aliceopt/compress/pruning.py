@@ -140,7 +140,7 @@ def _sizes(found: Sensitivity, criterion: str) -> dict[str, Tensor]:
     """A sensitivity as it goes into the score; the Fisher as what it is, a square, by its root."""
     if criterion == "fisher":
         return {name: mean.sqrt() for name, mean in found.mean("fisher").items()}
-    return found.curvature(CRITERIA[criterion][0])
+    return found.curvature(CRITERIA[criterion][0][0])
 
 
 def _two_of_four(score: Tensor) -> Tensor:

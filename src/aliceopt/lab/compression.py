@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.compress import (
+    CRITERIA,
     Sensitivity,
     default_radius,
     input_norms,
@@ -40,7 +42,7 @@ from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import train
 from aliceopt.lab.writing import replacing
 
-__all__ = ["ROWS", "Network", "Result", "Row", "compare", "network_of", "problem_run"]
+__all__ = ["ROWS", "Network", "Result", "Row", "compare", "network_of", "problem_run", "row_of"]
 
 Batch = tuple[Any, Any]
 
@@ -70,9 +72,30 @@ ROWS: dict[str, Row] = {
     "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, 1e-4),
     "curvature": Row("h over a radius: h w\u00b2", "curvature", 2),
     "free": Row("h free of kinks: h w\u00b2", "free", 3),
+    "both": Row("h and glass, by Theorem 4", "both", 3),
     "trial": Row("h, tempered by trial", "curvature", 2, None),
 }
-"""By the names of ``--criteria``."""
+"""By the names of ``--criteria``; ``curvature@1e-3`` is the criterion at another radius."""
+
+
+def row_of(name: str) -> Row:
+    """The criterion of a name, perhaps at a radius of its own."""
+    key, at, radius = name.partition("@")
+    if key not in ROWS:
+        raise PlanError(f"--criteria has {name!r}; there are {', '.join(ROWS)}")
+    row = ROWS[key]
+    if not at:
+        return row
+    try:
+        value = float(radius)
+    except ValueError:
+        value = 0.0
+    if row.gradients < 2 or not 0 < value < math.inf:
+        raise PlanError(
+            f"--criteria has {name!r}: a radius > 0 stands behind the @ of one that probes, like "
+            "curvature@1e-3"
+        )
+    return row._replace(label=f"{row.label}, radius {value:g}", radius=value)
 
 
 @dataclass(frozen=True)
@@ -232,9 +255,7 @@ def compare(
     keep: Callable[[Result, nn.Module], Any] = lambda result, model: None,
 ) -> Iterator[Result]:
     """Prune by every criterion to every sparsity, one result after the other."""
-    for name in criteria:
-        if name not in ROWS:
-            raise PlanError(f"--criteria has {name!r}; there are {', '.join(ROWS)}")
+    rows = {name: row_of(name) for name in criteria}
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             raise PlanError(f"--sparsity must be numbers in (0, 1), got {sparsity!r}")
@@ -242,8 +263,8 @@ def compare(
         raise PlanError(f"--gradients must be at least 10, got {gradients}")
     told = network.evaluated(network.model)
     yield Result("none", 0.0, seed, told["loss"], told["metric"], 0, 0.0, None, 0)
-    for name in criteria:
-        row, begun = ROWS[name], time.perf_counter()
+    for name, row in rows.items():
+        begun = time.perf_counter()
         measured, norms = _measured(network, row, gradients, seed)
         spent = time.perf_counter() - begun
         for sparsity in sparsities:
@@ -284,14 +305,13 @@ def _sensitivity(
     seed: int,
     center: Mapping[str, Tensor] | None = None,
 ) -> Sensitivity:
-    term = {"taylor": "gradient", "fisher": "fisher", "curvature": "rms"}
     radius = default_radius(network.model) if row.radius is None else row.radius
     return sensitivity(
         network.model,
         lambda batch: network.loss(batch).backward(),
         islice(network.batches(seed + (center is not None)), max(1, gradients // row.gradients)),
         radius,
-        terms=(term.get(row.criterion, row.criterion),),
+        terms=CRITERIA[row.criterion][0],
         seed=seed,
         center=center,
     )

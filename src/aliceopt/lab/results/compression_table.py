@@ -8,17 +8,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from aliceopt.lab.compression import ROWS, Result
+from aliceopt.lab.calibration import PREDICTIONS, Calibration
+from aliceopt.lab.compression import Result, row_of
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["compression_table", "decision", "draw_compression"]
+__all__ = ["calibration_table", "compression_table", "decision", "draw_compression"]
 
-OURS = ("point", "curvature", "free", "trial")
-"""Criteria by curvature; the decision compares the best of these with the best of the others."""
+
+_NOT_DRAWN = ("taylor", "point", "free", "both")
+
+
+def _is_ours(name: str) -> bool:
+    """Whether it goes by curvature over a distance, or at a point, and not by gradients alone."""
+    return row_of(name).gradients > 1
 
 
 def _at(results: Sequence[Result], criterion: str, sparsity: float) -> dict[int, Result]:
@@ -30,8 +36,7 @@ def _sparsities(results: Sequence[Result]) -> list[float]:
 
 
 def _criteria(results: Sequence[Result]) -> list[str]:
-    there = {r.criterion for r in results}
-    return [name for name in ROWS if name in there]
+    return [name for name in dict.fromkeys(r.criterion for r in results) if name != "none"]
 
 
 def compression_table(results: Sequence[Result], metric: str) -> Table:
@@ -53,7 +58,7 @@ def compression_table(results: Sequence[Result], metric: str) -> Table:
         flat = [r for cell in mine for r in cell]
         cells = [_cell(cell, metric) for cell in mine]
         cost = show_seconds(fmean(r.seconds for r in flat))
-        table.add_row(ROWS[name].label, *cells, str(flat[0].gradients), cost)
+        table.add_row(row_of(name).label, *cells, str(flat[0].gradients), cost)
     return table
 
 
@@ -61,6 +66,27 @@ def _cell(results: Sequence[Result], metric: str) -> str:
     """The mean loss, and the metric if it is another."""
     loss = f"{fmean(r.loss for r in results):.3f}"
     return loss if metric == "loss" else f"{loss} / {fmean(r.metric for r in results):.1f}"
+
+
+def calibration_table(found: Calibration) -> Table:
+    """A row a layer, and below what each prediction is worth."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("layer", overflow="fold")
+    heads = ("measured", "Fisher", "h at a point", "h over a radius", "with gradient and glass")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for layer in found.layers:
+        cells = (layer.measured, *(layer.predicted[name] for name in PREDICTIONS))
+        table.add_row(layer.layer, *(f"{value:.4g}" for value in cells))
+    table.add_section()
+    ranks = [f"{found.correlation(name):.2f}" for name in PREDICTIONS]
+    ratios = [f"{found.ratio(name):.2g}" for name in PREDICTIONS]
+    table.add_row("rank correlation", "", *ranks)
+    table.add_row("median of predicted / measured", "", *ratios)
+    return table
 
 
 def decision(results: Sequence[Result]) -> list[str]:
@@ -72,11 +98,11 @@ def decision(results: Sequence[Result]) -> list[str]:
             for name in _criteria(results)
         }
         first, *others = sorted(losses, key=lambda name: losses[name])
-        rivals = [name for name in others if (name in OURS) != (first in OURS)]
-        text = f"{100 * sparsity:g}%: {ROWS[first].label}, loss {losses[first]:.3f}"
+        rivals = [name for name in others if _is_ours(name) != _is_ours(first)]
+        text = f"{100 * sparsity:g}%: {row_of(first).label}, loss {losses[first]:.3f}"
         if rivals:
-            kind = "the others" if first in OURS else "curvature"
-            text += f"; best of {kind}: {ROWS[rivals[0]].label}, {losses[rivals[0]]:.3f}"
+            kind = "the others" if _is_ours(first) else "curvature"
+            text += f"; best of {kind}: {row_of(rivals[0]).label}, {losses[rivals[0]]:.3f}"
             text += f" ({_lead(results, first, rivals[0], sparsity)})"
         said.append(text)
     return said
@@ -99,7 +125,7 @@ def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) ->
     from aliceopt.lab.figures.outcomes import LOOKS
 
     target = style.checked_path(path)
-    shown = [name for name in _criteria(results) if name not in ("taylor", "point", "free")]
+    shown = [name for name in _criteria(results) if name not in _NOT_DRAWN]
     sparsities = _sparsities(results)
     with style.look():
         figure = style.new_figure(3.2)
@@ -110,7 +136,7 @@ def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) ->
             means = [fmean(r.loss for r in _at(results, name, s).values()) for s in sparsities]
             style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"]}
             percent = [100 * s for s in sparsities]
-            axes.plot(percent, means, label=ROWS[name].label, lw=1.2, ms=4, **style_of)
+            axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **style_of)
         axes.set_xlabel("weights removed, %")
         axes.set_ylabel("validation loss")
         figure.legend(loc="outside right upper")

@@ -1,0 +1,116 @@
+"""Does a curvature say what a removal costs? Predicted against measured increases, layer by layer.
+
+Of every layer the smaller weights are removed, of that layer alone, and the rise of the loss is
+compared with three predictions from as many gradients each: half of Fisher's, of the pointwise
+Hessian's diagonal, and of the diagonal over a radius with the first-order term and the glass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+
+import torch
+
+from aliceopt.compress import (
+    Sensitivity,
+    default_radius,
+    masks_of,
+    measured_increase,
+    predicted_increase,
+    removal,
+    scores,
+    sensitivity,
+)
+from aliceopt.lab.compression import Network
+
+__all__ = ["PREDICTIONS", "Calibration", "LayerIncrease", "calibrate", "rank_correlation"]
+
+PREDICTIONS = ("fisher", "point", "radius", "glass")
+"""Fisher; Hessian at a point; Hessian over a radius; the same with gradient and glass."""
+
+MEASURED_BATCHES = 20
+_POINT = 1e-4
+
+
+@dataclass(frozen=True)
+class LayerIncrease:
+    """A layer: the rise that was measured, and the predictions."""
+
+    layer: str
+    measured: float
+    predicted: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All layers, and of every prediction its rank correlation and its median ratio."""
+
+    sparsity: float
+    layers: list[LayerIncrease]
+
+    def correlation(self, prediction: str) -> float:
+        """Spearman's, over layers; NaN below three."""
+        told = [layer.predicted[prediction] for layer in self.layers]
+        return rank_correlation(told, [layer.measured for layer in self.layers])
+
+    def ratio(self, prediction: str) -> float:
+        """The median of predicted over measured, of layers whose removal raised the loss."""
+        ratios = [x.predicted[prediction] / x.measured for x in self.layers if x.measured > 0]
+        return median(ratios) if ratios else float("nan")
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's coefficient, without ties.
+
+    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.5
+    """
+    if len(a) < 3:
+        return float("nan")
+    ranks = [torch.tensor(x, dtype=torch.float64).argsort().argsort().double() for x in (a, b)]
+    n = len(a)
+    return 1 - 6 * float((ranks[0] - ranks[1]).square().sum()) / (n * (n * n - 1))
+
+
+def calibrate(network: Network, seed: int, sparsity: float, gradients: int = 300) -> Calibration:
+    """Predict and measure, for every layer alone; the network is not changed."""
+    found = _measured(network, seed, gradients)
+    masks, _ = masks_of(scores(network.model, criterion="magnitude"), sparsity, scope="layer")
+    layers = []
+    for name, mask in masks.items():
+        moves = removal(network.model, {name: mask})
+        batches = islice(network.batches(seed + 1), MEASURED_BATCHES)
+        rise = measured_increase(network.model, moves, network.loss, batches)
+        fisher = found["fisher"].mean("fisher")[name] * network.train.batch_size
+        over, _ = predicted_increase(found["radius"], moves)
+        predicted = {
+            "fisher": float((fisher * moves[name].to(fisher).square()).sum()) / 2,
+            "point": predicted_increase(found["point"], moves)[0].total,
+            "radius": over.hessian or 0.0,
+            "glass": over.total,
+        }
+        layers.append(LayerIncrease(name, rise, predicted))
+    return Calibration(sparsity, layers)
+
+
+def _measured(network: Network, seed: int, gradients: int) -> dict[str, Sensitivity]:
+    """Three sensitivities, each from as many gradients."""
+    kinds = {
+        "fisher": (("fisher",), 1, _POINT),
+        "point": (("signed",), 2, _POINT),
+        "radius": (("signed", "gradient", "glass"), 3, default_radius(network.model)),
+    }
+    return {
+        name: sensitivity(
+            network.model,
+            lambda batch: network.loss(batch).backward(),
+            islice(network.batches(seed), max(1, gradients // each)),
+            radius,
+            terms=terms,
+            seed=seed,
+        )
+        for name, (terms, each, radius) in kinds.items()
+    }
