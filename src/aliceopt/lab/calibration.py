@@ -77,7 +77,8 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 def calibrate(network: Network, seed: int, sparsity: float, gradients: int = 300) -> Calibration:
     """Predict and measure, for every layer alone; the network is not changed."""
-    found = _measured(network, seed, gradients)
+    radius = default_radius(network.model, sparsity=sparsity)
+    found = _measured(network, seed, gradients, radius)
     masks, _ = masks_of(scores(network.model, criterion="magnitude"), sparsity, scope="layer")
     layers = []
     for name, mask in masks.items():
@@ -96,21 +97,21 @@ def calibrate(network: Network, seed: int, sparsity: float, gradients: int = 300
     return Calibration(sparsity, layers)
 
 
-def _measured(network: Network, seed: int, gradients: int) -> dict[str, Sensitivity]:
+def _measured(network: Network, seed: int, gradients: int, radius: float) -> dict[str, Sensitivity]:
     """Three sensitivities, each from as many gradients."""
     kinds = {
         "fisher": (("fisher",), 1, _POINT),
         "point": (("signed",), 2, _POINT),
-        "radius": (("signed", "gradient", "glass"), 3, default_radius(network.model)),
+        "radius": (("signed", "gradient", "glass"), 3, radius),
     }
     return {
         name: sensitivity(
             network.model,
             lambda batch: network.loss(batch).backward(),
             islice(network.batches(seed), max(1, gradients // each)),
-            radius,
+            length,
             terms=terms,
             seed=seed,
         )
-        for name, (terms, each, radius) in kinds.items()
+        for name, (terms, each, length) in kinds.items()
     }
