@@ -159,8 +159,6 @@ def test_a_quadratic_is_predicted_exactly_by_every_hessian():
     network = Network(
         problem, model, problem.train, problem.validation, "float32", torch.device("cpu")
     )
-    found = calibrate(network, 0, 0.01, 3000).layers[0]  # nothing goes: round(0.12) weights
-    assert found.measured == 0
     found = calibrate(network, 0, 0.1, 3000).layers[0]  # one weight goes
     assert found.predicted["glass"] == pytest.approx(found.measured, rel=0.05, abs=1e-4)
 
