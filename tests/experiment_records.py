@@ -42,6 +42,7 @@ def write_records(
     value: Value | None = None,
     lost: dict[tuple[str, int], str] | None = None,
     sets: Iterable[str] = (),
+    methods: Iterable[str] | None = None,
     evaluations: int = 20,
 ) -> dict[str, Any]:
     """Write plan and journals of all runs; ``lost`` names those that did not finish, and how.
@@ -49,7 +50,7 @@ def write_records(
     A run that is lost as "null" finished with a metric that is not finite. ``sets`` are changes
     as ``--set`` makes them.
     """
-    planned = experiment_plan(name, scale, seeds=seeds, sets=sets, read=False)
+    planned = experiment_plan(name, scale, seeds=seeds, sets=sets, methods=methods, read=False)
     plan = planned.document
     write_plan(folder, plan)
     value = value or near_paper(plan)

@@ -289,6 +289,18 @@ def test_text_is_nine_points_inside_the_figure_and_never_overlaps(name, scale, t
     assert_legible(kept[0], at_least=11)
 
 
+def test_many_methods_with_long_names_leave_room_for_the_curves(tmp_path, kept):
+    """Names that do not fit beside each other in the legend stand below each other."""
+    names = [
+        f"{m}@{r}" for m in ("adamw", "nadamw-steady", "schedule-free") for r in ("1e-3", "2e-3")
+    ]
+    write_records(tmp_path, "pays-small-gpt", seeds=2, methods=names)
+    draw_experiment(tmp_path)
+    assert_legible(kept[0], at_least=11)
+    curves = kept[0].axes[0].get_window_extent()
+    assert curves.height > 0.15 * kept[0].bbox.height
+
+
 def test_a_figure_is_written_beside_its_records_in_the_same_bytes_again(tmp_path):
     """By default into figures/ of the folder; the same records give the same file."""
     write_records(tmp_path, "tt-methods", seeds=2)

@@ -13,6 +13,9 @@ from aliceopt.lab.results.table import unique_labels
 
 __all__ = ["draw_methods"]
 
+LONG = 24
+"""Characters of a label, of which two do not fit beside each other in the legend."""
+
 
 def draw_methods(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     """Draw Figure 6 from the records in ``folder`` to ``out`` and return its path.
@@ -26,17 +29,19 @@ def draw_methods(folder: str | os.PathLike[str], out: str | os.PathLike[str]) ->
         Row(key, label, LOOKS[i % len(LOOKS)])
         for i, (key, label) in enumerate(unique_labels(records.plan).items())
     ]
+    columns = 1 if any(len(row.label) > LONG for row in plain) else 2
+    legend = 0.2 * max(0, -(-len(plain) // columns) - 3)  # inches beyond three lines
     with style.look():
-        figure = style.new_figure(height=3.5 + 0.45 * len(plain))
+        figure = style.new_figure(height=3.5 + 0.45 * len(plain) + legend)
         paper = ["paper"] if records.plan.get("paper") else []
         mosaic = figure.subplot_mosaic(
             [["curves"] * (1 + len(paper)), ["ours", *paper]],
-            height_ratios=[2.0, 0.5 + 0.45 * len(plain)],
+            height_ratios=[2.0 + legend, 0.5 + 0.45 * len(plain)],
         )
         outcomes.draw_curves(mosaic["curves"], records, plain)
         outcomes.focus([mosaic["curves"]], records)
         mosaic["curves"].legend(
-            loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=2, handlelength=4.0
+            loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=columns, handlelength=4.0
         )
         outcomes.draw_results(figure, mosaic, records, _with_costs(records, plain))
     note = "Under each method: gradients and seconds of a run, medians. Small dots: single runs."
