@@ -38,8 +38,9 @@ class Rungs:
     neighbours. ``glass`` and ``hessian`` are a and b of ``v = a radius + b radius^2``, and
     ``misfit`` is the root mean square of the fit's relative error. The fit is over the ``fitted``
     smallest radii, up to where an exponent exceeds 2.05, which the two terms cannot give. An
-    interval that is the single point 0 says that the fit has no use for the term. ``crossover``
-    is a/b where the verdict is glass, else NaN.
+    interval that is the single point 0 says that the fit has no use for the term. Where the
+    verdict is not glass, a may be what saturation looks like. ``crossover`` is a/b where the
+    verdict is glass, else NaN.
 
     ``verdict`` is read at the small end, with 95% confidence:
 
