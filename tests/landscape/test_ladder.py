@@ -133,6 +133,18 @@ def test_smooth_models_are_smooth_and_never_glass(case: Callable, second: bool) 
         assert "glass" not in {block.verdict for block in large.blocks.values()}
 
 
+@pytest.mark.parametrize("factor", [1.3, 2.0, 4.0])
+def test_few_directions_do_not_make_smooth_gradients_glass(factor: float) -> None:
+    """Wide intervals and exponents far below 2, on fine ladders and coarse ones."""
+    for case in (softmax, lambda: network(nn.Tanh)):
+        model, closure = case()
+        for seed in range(6):
+            found = ladder(
+                model, closure, 0.15, count=3, factor=factor, directions=2, seed=seed, second=False
+            )
+            assert "glass" not in {block.verdict for block in found.blocks.values()}
+
+
 def test_bends_narrower_than_the_radius_are_glass_at_that_radius() -> None:
     """A tanh is a step from far away: nothing that looks at 0.8 to 6.4 can tell."""
     model, closure = network(nn.Tanh)

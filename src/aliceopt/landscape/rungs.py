@@ -24,7 +24,7 @@ Verdict = Literal["glass", "smooth", "undecided", "nothing"]
 _SMOOTH = 0.1  # exponents that close to 2 count as 2
 _SHARE = 0.1  # a smooth gradient has a second difference below this share of its change
 _SATURATED = 0.75  # neither glass nor a Hessian stays below
-_FADING = 0.8  # 2 - p shrinks by more than this from rung to rung: it goes to zero
+_FADING = 1 / 3  # 2 - p falls faster than this power of the radius: it goes to zero
 _STEEP = 2.05  # glass and Hessian give no larger exponent
 _UNKNOWN = Estimate(*[math.nan] * 5)
 
@@ -81,7 +81,7 @@ def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
     glass, hessian = estimates(low, lambda v: glass_and_hessian(v, near))
     mean = low.mean((0, 1))
     fit = glass.value * near + hessian.value * near.square()
-    verdict = _verdict(exponents, variation, rungs, shares[0])
+    verdict = _verdict(exponents, radii, shares[0])
     if verdict != "nothing" and mean[0] <= noise:
         verdict = "undecided"
     return Rungs(
@@ -165,9 +165,7 @@ def crossover(variation: Tensor, radii: Tensor) -> Estimate:
     return Estimate(value, low, high, slope * s.error_directions, slope * s.error_batches)
 
 
-def _verdict(
-    exponents: Sequence[Estimate], variation: Tensor, radii: Tensor, share: Estimate
-) -> Verdict:
+def _verdict(exponents: Sequence[Estimate], radii: Sequence[float], share: Estimate) -> Verdict:
     """Read at the small end; see `Rungs`."""
     least = exponents[0]
     if not math.isfinite(least.value):
@@ -176,6 +174,6 @@ def _verdict(
         return "smooth"
     if len(exponents) == 1 or not _SATURATED < least.high < 2 - _SMOOTH:
         return "undecided"
-    (rise,) = estimates(variation, lambda v: -local_exponents(v, radii)[..., :2].diff(dim=-1))
-    fading = 2 - least.value < _FADING * (2 - exponents[1].value)
-    return "undecided" if rise.low > 0 and fading else "glass"
+    nearer = math.sqrt(radii[0] / radii[2])  # from the middle of a rung to that of the next
+    fading = 2 - least.value < nearer**_FADING * (2 - exponents[1].value)
+    return "undecided" if fading else "glass"
