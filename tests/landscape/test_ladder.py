@@ -171,7 +171,20 @@ def test_what_the_radii_cannot_show_is_undecided() -> None:
     assert ladder(model, closure, [1e-3, 2e-3]).blocks["hidden"].verdict == "undecided"
     assert ladder(model, closure, 1e-3, directions=1).blocks["hidden"].verdict == "undecided"
     model, closure = network(nn.GELU, dtype=torch.bfloat16)
-    assert ladder(model, closure, 1e-3).blocks["output"].verdict == "undecided"
+    assert ladder(model, closure, 1e-3, count=3).blocks["output"].verdict == "undecided"
+
+
+def test_the_small_end_is_the_smallest_rung_that_can_be_read() -> None:
+    """Past radii at which no kink is crossed, and past those whose changes are rounding."""
+    x = nn.Parameter(torch.zeros(100, dtype=torch.float64))
+    places = torch.linspace(0.011, 1, 100, dtype=torch.float64)
+    kinks = ladder([x], lambda: F.relu(x - places).sum().backward(), [1e-3, 1e-2, 0.1, 0.5]).total
+    assert [p.value for p in kinks.exponents[:2]] == pytest.approx([math.nan] * 2, nan_ok=True)
+    assert kinks.start == 2
+    model, closure = network(nn.GELU, dtype=torch.bfloat16)
+    found = ladder(model, closure, 1e-3)
+    assert found.blocks["output"].verdict == "smooth"
+    assert found.blocks["output"].start >= 1
 
 
 def test_no_change_is_nothing() -> None:

@@ -36,21 +36,22 @@ class Rungs:
     ``variation`` and ``glass_density`` have one entry a radius, summed over the set, and so has
     ``glass_share = rho radius / v``, 1 where there is glass alone; ``exponents`` has one between
     neighbours. ``glass`` and ``hessian`` are a and b of ``v = a radius + b radius^2``, and
-    ``misfit`` is the root mean square of the fit's relative error. The fit is over the ``fitted``
-    smallest radii, up to where an exponent exceeds 2.05, which the two terms cannot give. An
-    interval that is the single point 0 says that the fit has no use for the term. Where the
-    verdict is not glass, a may be what saturation looks like. ``crossover`` is a/b where the
+    ``misfit`` is the root mean square of the fit's relative error. The fit is over ``fitted``
+    radii from ``radii[start]`` up to where an exponent exceeds 2.05, which the two terms cannot
+    give. An interval that is the single point 0 says that the fit has no use for the term. Where
+    the verdict is not glass, a may be what saturation looks like. ``crossover`` is a/b where the
     verdict is glass, else NaN.
 
-    ``verdict`` is read at the small end, with 95% confidence:
+    ``verdict`` is read at the small end, which is ``radii[start]``: the smallest radius at which
+    the gradient changes by more than rounding. With 95% confidence
 
     - "smooth": the exponent there is 2 within 0.1, and the glass share, if known, below 0.1;
     - "glass": it is below 1.9, and does not rise towards 2 as the radius shrinks. A smooth bend
-      that is narrower than the smallest radius counts, too;
+      that is narrower than this radius counts, too;
     - "undecided": anything else. Take smaller radii if exponents still rise (a gradient that
       saturates) or are above 2 (higher derivatives), larger ones if they are below 0.75 (too few
-      kinks) or if the change is rounding, and more directions if intervals are wide. Two radii
-      cannot show glass;
+      kinks) or if all changes are rounding, larger ones or more directions if intervals are
+      wide. A single exponent cannot show glass;
     - "nothing": the gradient did not change, or is not finite.
     """
 
@@ -63,6 +64,7 @@ class Rungs:
     hessian: Estimate
     crossover: Estimate
     misfit: float
+    start: int
     fitted: int
 
 
@@ -70,20 +72,23 @@ def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
     """Everything that a table [batches, directions, radii, 2] of sums of squares says.
 
     Of the gradient's change and of its second difference. A change of up to ``noise`` at the
-    smallest radius is rounding, and decides nothing.
+    smaller radius of a rung is rounding, and decides nothing.
     """
     variation, bent = table.unbind(-1)
     rungs = torch.tensor(radii, dtype=torch.float64)
     exponents = estimates(variation, lambda v: local_exponents(v, rungs))
     shares = estimates(table, lambda mean: 2 * mean[..., 1] / mean[..., 0])
-    fitted = _fitted(exponents)
-    near, low = rungs[:fitted], variation[..., :fitted]
+    readable = _small_end(exponents, variation.mean((0, 1)).tolist(), noise)
+    start = readable or 0
+    fitted = _fitted(exponents[start:])
+    near, low = rungs[start : start + fitted], variation[..., start : start + fitted]
     glass, hessian = estimates(low, lambda v: glass_and_hessian(v, near))
-    mean = low.mean((0, 1))
     fit = glass.value * near + hessian.value * near.square()
-    verdict = _verdict(exponents, radii, shares[0])
-    if verdict != "nothing" and mean[0] <= noise:
-        verdict = "undecided"
+    verdict: Verdict = "undecided"
+    if all(math.isnan(p.value) for p in exponents):
+        verdict = "nothing"
+    elif readable is not None:
+        verdict = _verdict(exponents[start:], radii[start:], shares[start])
     return Rungs(
         verdict=verdict,
         exponents=tuple(exponents),
@@ -93,9 +98,24 @@ def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
         glass=replace(glass, low=_not_below_zero(glass.low)),
         hessian=replace(hessian, low=_not_below_zero(hessian.low)),
         crossover=crossover(low, near) if verdict == "glass" else _UNKNOWN,
-        misfit=(fit / mean - 1).square().mean().sqrt().item(),
+        misfit=(fit / low.mean((0, 1)) - 1).square().mean().sqrt().item(),
+        start=start,
         fitted=fitted,
     )
+
+
+def _small_end(
+    exponents: Sequence[Estimate], variation: Sequence[float], noise: float
+) -> int | None:
+    """The first rung to read: there is a change, and it is above rounding.
+
+    Rungs are not left out for wide intervals: further up a gradient that saturates looks like
+    glass, and few directions would find it there.
+    """
+    for i, p in enumerate(exponents):
+        if math.isfinite(p.value) and variation[i] > noise:
+            return i
+    return None
 
 
 def _fitted(exponents: Sequence[Estimate]) -> int:
@@ -168,8 +188,6 @@ def crossover(variation: Tensor, radii: Tensor) -> Estimate:
 def _verdict(exponents: Sequence[Estimate], radii: Sequence[float], share: Estimate) -> Verdict:
     """Read at the small end; see `Rungs`."""
     least = exponents[0]
-    if not math.isfinite(least.value):
-        return "nothing"
     if least.low > 2 - _SMOOTH and least.high < 2 + _SMOOTH and not share.value > _SHARE:
         return "smooth"
     if len(exponents) == 1 or not _SATURATED < least.high < 2 - _SMOOTH:
