@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aliceopt.landscape import power_law, variation_exponent
-from aliceopt.landscape.power_law import _student, jackknife_interval
+from aliceopt.landscape.power_law import jackknife_interval, student
 from landscape_cases import generator, network, quadratic
 
 # ---- exponents ---------------------------------------------------------------------------------
@@ -178,11 +178,11 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     assert 0.91 < ((low < 1) & (high > 1)).double().mean().item() < 0.99
 
 
-def test_students_quantiles() -> None:
+def teststudents_quantiles() -> None:
     """Against the usual tables, within the series' error."""
     known = {1: 12.706, 3: 3.182, 10: 2.228, 11: 2.201, 20: 2.086, 30: 2.042, 120: 1.980}
     for freedom, value in known.items():
-        assert _student(freedom) == pytest.approx(value, abs=1e-3)
+        assert student(freedom) == pytest.approx(value, abs=1e-3)
 
 
 def test_the_exponent_is_a_pure_function() -> None:

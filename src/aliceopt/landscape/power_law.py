@@ -29,7 +29,7 @@ from .excursion import Visit, excursion, named_parameters, sites_of
 
 __all__ = ["Exponent", "PowerLaw", "power_law", "variation_exponent"]
 
-_STREAM = 0x6C6E6473 << 32  # other directions than an optimizer of the same seed
+STREAM = 0x6C6E6473 << 32  # other directions than an optimizer of the same seed
 _T975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 
 
@@ -70,13 +70,16 @@ class PowerLaw:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and dicts for a record; what is not finite becomes None."""
-        plain: dict[str, Any] = _without_nan(asdict(self))
+        plain: dict[str, Any] = without_nan(asdict(self))
         return plain
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """The same dicts and lists with None for every number that is not finite."""
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -104,10 +107,10 @@ def jackknife_interval(near: Tensor, far: Tensor, factor: float) -> tuple[Tensor
     others = 1 - torch.eye(n, dtype=near.dtype)
     without = variation_exponent(others @ near, others @ far, factor)
     se = ((n - 1) / n * (without - without.mean(0)).square().sum(0)).sqrt()
-    return p - _student(n - 1) * se, p + _student(n - 1) * se
+    return p - student(n - 1) * se, p + student(n - 1) * se
 
 
-def _student(freedom: int) -> float:
+def student(freedom: int) -> float:
     """97.5% quantile of Student's t: tabled, then by the Cornish-Fisher series (to 1e-4)."""
     if freedom <= len(_T975):
         return _T975[freedom - 1]
@@ -162,14 +165,14 @@ def power_law(
         raise ValueError(f"closure must be callable, got {type(closure).__name__}")
     named, module = named_parameters(model)
     sites = sites_of(named, module, float(radius), center)
-    _check_factor(named, factor)
-    members = _members(named, sites, blocks)
+    check_factor(named, factor)
+    members = block_members(named, sites, blocks)
     unique = list(dict.fromkeys(sites.values()))
-    draws = [Draw(seed ^ _STREAM, step * directions + k) for k in range(directions)]
+    draws = [Draw(seed ^ STREAM, step * directions + k) for k in range(directions)]
     with excursion(unique, module, closure, factor) as (visit, reach), torch.no_grad():
         sums = _variations(unique, visit, draws, factor, second=second)
-        moved = [sum_over_shards((reach(s) > 0).sum().to(_sum_dtype(s)), s.param) for s in unique]
-        table, counts = _fetched(sums), _fetched(moved)
+        moved = [sum_over_shards((reach(s) > 0).sum().to(sum_dtype(s)), s.param) for s in unique]
+        table, counts = fetched(sums), fetched(moved)
     rows = dict(zip(unique, table, strict=True))
     size = sum(site.param.numel() for site in unique)
     return PowerLaw(
@@ -187,28 +190,29 @@ def _variations(
     sites: Sequence[Site], visit: Visit, draws: Sequence[Draw], factor: float, *, second: bool
 ) -> list[Tensor]:
     """For each site, on its device: squared gradient changes, [directions, near and far]."""
-    sums = [torch.zeros(len(draws), 2, dtype=_sum_dtype(s), device=s.param.device) for s in sites]
-    center = [_kept(grad) for grad in visit(draws[0], 0.0)]
+    sums = [torch.zeros(len(draws), 2, dtype=sum_dtype(s), device=s.param.device) for s in sites]
+    center = [kept(grad) for grad in visit(draws[0], 0.0)]
     for k, draw in enumerate(draws):
         for end, multiple in enumerate((1.0, factor)):
             sides = visit(draw, multiple)
             others: list[Tensor | None] = [None] * len(sides)
             if second:
-                others = [_kept(grad) for grad in sides]
+                others = [kept(grad) for grad in sides]
                 sides = visit(draw, -multiple)
             for site, total, g0, g, other in zip(sites, sums, center, sides, others, strict=True):
-                change = _change(site, g0, g, other, second=second)
+                change = gradient_change(site, g0, g, other, second=second)
                 if change is not None:
                     square = change.to(total.dtype).square_().sum()
                     total[k, end] = sum_over_shards(square, site.param)
     return sums
 
 
-def _kept(grad: Tensor | None) -> Tensor | None:
+def kept(grad: Tensor | None) -> Tensor | None:
+    """A gradient that outlives the next visit."""
     return None if grad is None else grad.clone()
 
 
-def _change(
+def gradient_change(
     site: Site, center: Tensor | None, side: Tensor | None, other: Tensor | None, *, second: bool
 ) -> Tensor | None:
     """``g - g0``, or ``(g + g_other)/2 - g0``, in state precision; a gradient not given is zero."""
@@ -223,11 +227,12 @@ def _change(
     return (g + opposite) / 2 - g0 if second else g - g0
 
 
-def _sum_dtype(site: Site) -> torch.dtype:
+def sum_dtype(site: Site) -> torch.dtype:
+    """What sums over a parameter are taken in: float64 where the device has it."""
     return torch.float64 if site.param.device.type in ("cpu", "cuda") else torch.float32
 
 
-def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same on the CPU in float64, one transfer a device."""
     by_device: dict[torch.device, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -252,7 +257,7 @@ def _exponent(rows: Sequence[Tensor], factor: float) -> Exponent:
     )
 
 
-def _members(
+def block_members(
     named: Mapping[str, Tensor],
     sites: Mapping[str, Site],
     blocks: Mapping[str, Iterable[str]] | int | None,
@@ -262,7 +267,7 @@ def _members(
         listed = {block: list(names) for block, names in blocks.items()}
     else:
         depth = 1 if blocks is None else blocks
-        _check_whole("blocks, as a depth of names,", depth, 1)
+        check_whole("blocks, as a depth of names,", depth, 1)
         listed = {}
         for name in sites:
             listed.setdefault(".".join(name.split(".")[:depth]), []).append(name)
@@ -288,17 +293,19 @@ def _check_numbers(radius: Any, factor: Any, directions: Any, seed: Any, step: A
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value <= least:
             raise ValueError(f"{label} must be a number in ({least:g}, inf), got {value!r}")
-    _check_whole("directions", directions, 1)
-    _check_whole("seed", seed, 0)
-    _check_whole("step", step, 0)
+    check_whole("directions", directions, 1)
+    check_whole("seed", seed, 0)
+    check_whole("step", step, 0)
 
 
-def _check_whole(label: str, value: Any, least: int) -> None:
+def check_whole(label: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number from ``least`` on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{label} must be a whole number >= {least}, got {value!r}")
 
 
-def _check_factor(named: Mapping[str, Tensor], factor: float) -> None:
+def check_factor(named: Mapping[str, Tensor], factor: float) -> None:
+    """Refuse a factor between the grid points of a half-precision parameter."""
     for name, param in named.items():
         low = param.requires_grad and param.dtype in (torch.bfloat16, torch.float16)
         if low and not float(factor).is_integer():

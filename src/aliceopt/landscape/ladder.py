@@ -1,0 +1,245 @@
+"""Gradient variations over a ladder of radii: glass or Hessian, and where one gives way.
+
+One radius proves nothing, since a smooth gradient that saturates has exponents below 2 as well.
+Over a ladder of radii, with random signs t and on several batches, per block of parameters::
+
+    v(radius)   = E sum (g(x + radius t) - g(x))^2                                variation
+    rho(radius) = (2/radius) E sum ((g(x + radius t) + g(x - radius t))/2 - g(x))^2
+
+Glass has v = rho radius with a rho that stays as the radius shrinks, a Hessian v ~ radius^2 and a
+rho that falls as radius^3. Both together are ``v = a radius + b radius^2``, equal at the
+*crossover* a/b: below it glass decides how the gradient changes, above it the Hessian.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sharding import sum_over_shards
+from ..site import Draw, Site
+from .excursion import Visit, excursion, named_parameters, sites_of
+from .power_law import (
+    STREAM,
+    block_members,
+    check_factor,
+    check_whole,
+    fetched,
+    gradient_change,
+    kept,
+    sum_dtype,
+    without_nan,
+)
+from .rungs import Rungs, read_rungs
+
+__all__ = ["Ladder", "ladder"]
+
+_ROUNDING = 16  # changes below so many spacings of the gradient's norm are noise
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """One measurement: the rungs of every block and of all parameters together.
+
+    ``displaced`` is the share of coordinates that could move at the smallest radius: below 1 in
+    bf16, where a large weight may have no neighbour that close.
+    """
+
+    radii: tuple[float, ...]
+    directions: int
+    batches: int
+    gradients: int
+    displaced: float
+    total: Rungs
+    blocks: dict[str, Rungs]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts; what is not finite becomes None."""
+        plain: dict[str, Any] = without_nan(asdict(self))
+        return plain
+
+
+def ladder(
+    model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
+    radii: float | Sequence[float],
+    *,
+    count: int = 6,
+    factor: float = 2.0,
+    batches: Iterable[Any] | None = None,
+    directions: int = 4,
+    second: bool = True,
+    blocks: Mapping[str, Iterable[str]] | int | None = None,
+    center: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    step: int = 0,
+) -> Ladder:
+    """Measure variation, glass density and exponents over a ladder of radii.
+
+    Takes ``1 + 2 directions radii`` gradients a batch. Afterwards parameters, gradients, buffers
+    and torch's random state are as before, also if a closure raises. For more than one process
+    the closures must be collective, and every process must call.
+
+    Args:
+        model: as for `power_law`.
+        closure: forward and backward on one batch, the same at every call; or a sequence of
+            such, one a batch; or, with ``batches``, a function of a batch.
+        radii: displacements of every coordinate, increasing; or the smallest of ``count``.
+        count: how many radii, if only the smallest is given.
+        factor: from one of them to the next, then; whole for bf16 and fp16.
+        batches: what to call the closure with, batches of one size, taken one at a time and only
+            once. Drawing them is not part of the measurement, and may use torch's random state.
+        directions: random sign directions a batch, others for every batch and the same ones at
+            every radius.
+        second: also take the other side, which the glass density needs. False takes
+            ``1 + directions radii`` gradients a batch.
+        blocks: as for `power_law`.
+        center: as for `power_law`.
+        seed: of the directions; torch's random state is not used.
+        step: other directions for every step of a training run.
+
+    >>> layer = nn.Linear(3, 1, bias=False)
+    >>> def closure():
+    ...     layer(torch.eye(3)).square().sum().backward()
+    >>> found = ladder(layer, closure, 0.01, count=3).total
+    >>> found.verdict, [round(p.value, 2) for p in found.exponents]
+    ('smooth', [2.0, 2.0])
+    """
+    rungs = _rungs(radii, count, factor)
+    for label, value, least in (
+        ("directions", directions, 1),
+        ("seed", seed, 0),
+        ("step", step, 0),
+    ):
+        check_whole(label, value, least)
+    named, module = named_parameters(model)
+    sites = sites_of(named, module, rungs[0], center)
+    multiples = [radius / rungs[0] for radius in rungs]
+    for multiple in multiples:
+        check_factor(named, multiple)
+    members = block_members(named, sites, blocks)
+    unique = list(dict.fromkeys(sites.values()))
+    tables, displaced = [], 1.0
+    for j, on_batch in enumerate(_closures(closure, batches)):
+        draws = [Draw(seed ^ STREAM, (step << 32) + j * directions + k) for k in range(directions)]
+        with excursion(unique, module, on_batch, multiples[-1]) as (visit, reach), torch.no_grad():
+            tables.append(fetched(_climb(unique, visit, draws, multiples, second=second)))
+            displaced = _displaced(unique, reach)
+    rows = dict(zip(unique, map(torch.stack, zip(*tables, strict=True)), strict=True))
+    return Ladder(
+        radii=tuple(rungs),
+        directions=directions,
+        batches=len(tables),
+        gradients=len(tables) * (1 + (2 if second else 1) * directions * len(rungs)),
+        displaced=displaced,
+        total=_read(unique, rows, rungs),
+        blocks={block: _read(there, rows, rungs) for block, there in members.items()},
+    )
+
+
+def _closures(
+    closure: Callable[..., Any] | Sequence[Callable[[], Any]], batches: Iterable[Any] | None
+) -> Iterator[Callable[[], Any]]:
+    """One closure a batch; batches are drawn when their turn comes."""
+    given: Iterable[Callable[[], Any]]
+    if callable(closure):
+        given = [closure] if batches is None else (partial(closure, batch) for batch in batches)
+    elif not isinstance(closure, Sequence) or not all(map(callable, closure)):
+        raise ValueError(f"closure must be callable, or a sequence of callables, got {closure!r}")
+    elif batches is not None:
+        raise ValueError(f"with batches one closure is needed, got a list of {len(closure)}")
+    else:
+        given = closure
+    empty = True
+    for on_batch in given:
+        empty = False
+        yield on_batch
+    if empty:
+        raise ValueError("there is nothing to measure on: no batches were given")
+
+
+def _climb(
+    sites: Sequence[Site],
+    visit: Visit,
+    draws: Sequence[Draw],
+    multiples: Sequence[float],
+    *,
+    second: bool,
+) -> list[Tensor]:
+    """For each site, on its device: [directions, radii, 3] sums of squares on one batch.
+
+    Of the gradient's change, averaged over both sides; of its second difference, NaN if only one
+    side is asked for; and of the gradient at the center.
+    """
+    shape = (len(draws), len(multiples), 3)
+    sums = [torch.zeros(shape, dtype=sum_dtype(s), device=s.param.device) for s in sites]
+    center = [kept(grad) for grad in visit(draws[0], 0.0)]
+    for site, total, g0 in zip(sites, sums, center, strict=True):
+        total[..., 2] = _square(site, gradient_change(site, None, g0, None, second=False), total)
+    for k, draw in enumerate(draws):
+        for i, multiple in enumerate(multiples):
+            plus = visit(draw, multiple)
+            minus: list[Tensor | None] = [None] * len(plus)
+            if second:
+                plus = [kept(grad) for grad in plus]
+                minus = visit(draw, -multiple)
+            for site, total, g0, g, other in zip(sites, sums, center, plus, minus, strict=True):
+                one = _square(site, gradient_change(site, g0, g, None, second=False), total)
+                bent: Tensor | float = math.nan
+                if second:
+                    two = _square(site, gradient_change(site, g0, other, None, second=False), total)
+                    one = (one + two) / 2
+                    bent = _square(site, gradient_change(site, g0, g, other, second=True), total)
+                total[k, i, 0], total[k, i, 1] = one, bent
+    return sums
+
+
+def _displaced(sites: Sequence[Site], reach: Callable[[Site], Tensor]) -> float:
+    """The share of coordinates that can move at the smallest radius."""
+    moved = [sum_over_shards((reach(s) > 0).sum().to(sum_dtype(s)), s.param) for s in sites]
+    size = sum(site.param.numel() for site in sites)
+    return sum(count.item() for count in fetched(moved)) / max(1, size)
+
+
+def _square(site: Site, change: Tensor | None, total: Tensor) -> Tensor:
+    """The sum of squares over all shards; zero where there was no gradient."""
+    if change is None:
+        return total.new_zeros(())
+    return sum_over_shards(change.to(total.dtype).square_().sum(), site.param)
+
+
+def _read(sites: Sequence[Site], rows: Mapping[Site, Tensor], radii: Sequence[float]) -> Rungs:
+    """What the ladder of a set of parameters says, each [batches, directions, radii, 3]."""
+    spacings = [_ROUNDING * torch.finfo(site.param.dtype).eps for site in sites]
+    pairs = zip(spacings, sites, strict=True)
+    noise = sum(spacing**2 * rows[site][..., 2].mean().item() for spacing, site in pairs)
+    table = torch.stack([rows[site] for site in sites]).sum(0)
+    return read_rungs(table[..., :2], radii, noise)
+
+
+def _rungs(radii: Any, count: Any, factor: Any) -> list[float]:
+    """The radii, smallest first; arrays and tensors will do."""
+    given = radii.tolist() if hasattr(radii, "tolist") else radii
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        rungs = list(given)
+    else:
+        check_whole("count", count, 1)
+        if not _is_number(factor) or factor <= 1:
+            raise ValueError(f"factor must be a number in (1, inf), got {factor!r}")
+        rungs = [given * float(factor) ** k for k in range(count)] if _is_number(given) else [given]
+    pairs = zip([0.0, *rungs], rungs, strict=False)
+    if not all(_is_number(high) and high > low for low, high in pairs):
+        raise ValueError(f"radii must be numbers above 0, each above the last, got {radii!r}")
+    if len(rungs) < 2:
+        raise ValueError(f"a ladder needs two radii or more, got {rungs!r}")
+    return [float(radius) for radius in rungs]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,90 @@
+"""How sure a number is, over random directions and over batches.
+
+Every batch has random directions of its own, so what is measured is a table x[batch, direction],
+and a result is a function f of its mean. Two jackknives tell where its error comes from::
+
+    directions:  var_d = sum_j (n-1)/n sum_k (f_(-jk) - mean_k)^2    one direction of one batch out
+    both:        var_t = (m-1)/m sum_j (f_(-j) - mean)^2             one batch out
+
+Batches differ by their directions anyway, so what they add of their own is
+``var_b = max(0, var_t - var_d)``. The interval is f +- t sqrt(var_d + var_b), with Student's t of
+the degrees of freedom of Welch and Satterthwaite:
+``(var_d + var_b)^2 / (var_d^2/(m (n-1)) + var_b^2/(m-1))``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .power_law import student
+
+__all__ = ["Estimate", "estimates"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its standard errors by source, and its 95% interval from both.
+
+    ``error_directions`` is over random directions, ``error_batches`` what batches add to that: 0
+    if they differ no more than their directions make them. NaN means that it cannot be told: the
+    one for a single direction a batch (then the other holds both), the other for a single batch,
+    which leaves an interval that speaks of that batch alone.
+    """
+
+    value: float
+    low: float
+    high: float
+    error_directions: float
+    error_batches: float
+
+
+def estimates(table: Tensor, result: Callable[[Tensor], Tensor]) -> list[Estimate]:
+    """Every result with its interval, from a table [batches, directions, ...].
+
+    ``result`` takes means [replicates, ...] to results [replicates, results].
+    """
+    batches, directions = table.shape[:2]
+    by_batch = table.mean(1)
+    mean = by_batch.mean(0)
+    value = result(mean[None])[0]
+    over_directions = over_both = torch.full_like(value, math.nan)
+    if directions > 1:
+        without = mean + (by_batch[:, None] - table) / ((directions - 1) * batches)
+        found = result(without.flatten(0, 1)).unflatten(0, (batches, directions))
+        over_directions = _scatter(found, directions, 1).sum(0)
+    if batches > 1:
+        over_both = _scatter(result(mean + (mean - by_batch) / (batches - 1)), batches, 0)
+    columns = (value.tolist(), over_directions.tolist(), over_both.tolist())
+    return [
+        _estimate(one, inner, both, batches, directions)
+        for one, inner, both in zip(*columns, strict=True)
+    ]
+
+
+def _scatter(found: Tensor, count: int, dim: int) -> Tensor:
+    """The jackknife's variance, of results with one of ``count`` left out."""
+    return (count - 1) / count * (found - found.mean(dim, keepdim=True)).square().sum(dim)
+
+
+def _estimate(value: float, inner: float, both: float, batches: int, directions: int) -> Estimate:
+    outer = both if directions == 1 else both - inner
+    outer = 0.0 if outer < 0 else outer  # NaN stays
+    parts = [(inner, batches * (directions - 1)), (outer, batches - 1)]
+    known = [(variance, freedom) for variance, freedom in parts if freedom > 0]
+    total = sum(variance for variance, _ in known) if known else math.nan
+    half = math.nan
+    if total == 0:
+        half = 0.0
+    elif math.isfinite(total):
+        freedom = total**2 / sum(variance**2 / count for variance, count in known)
+        half = student(max(1, int(freedom + 1e-9))) * math.sqrt(total)
+    return Estimate(value, value - half, value + half, _root(inner), _root(outer))
+
+
+def _root(variance: float) -> float:
+    return math.sqrt(variance) if variance >= 0 else math.nan
