@@ -137,9 +137,10 @@ def _dates(runs: Sequence[RunRecord]) -> str:
 
 def _finding_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], finding: Finding) -> str:
     bullets = "".join(f"<li>{_unbroken(said)}</li>" for said in finding.bullets)
+    box = '<pre tabindex="0" role="region" aria-label="Lines to paste">'
     shown = [
         f'<p class="decision">{_unbroken(finding.decision)}</p>',
-        f"<pre><code>{escape(finding.lines)}</code></pre>" if finding.lines else "",
+        f"{box}<code>{escape(finding.lines)}</code></pre>" if finding.lines else "",
         f"<ul>{bullets}</ul>" if bullets else "",
     ]
     body = f'<div class="finding" id="finding">{"".join(shown)}</div>'
