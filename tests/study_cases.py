@@ -51,7 +51,7 @@ def grid_plan(
             "family": "baseline",
             "terms": None,
             "step": None,
-            "optimizer": name,
+            "optimizer": "sgd" if name == "nesterov" else name,
             "options": {"lr": 0.001},
         }
     order = range(seeds)

@@ -29,8 +29,10 @@ __all__ = [
     "TERMS",
     "Method",
     "Step",
+    "arguments",
     "make_method",
     "mean_gradients",
+    "optimizer_name",
     "planned",
 ]
 
@@ -53,6 +55,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 LossOf = Callable[[Any, Any], Tensor]
 Step = Callable[[Any, Any], Tensor]
+Maker = Callable[[nn.Module, dict[str, Any], int], "Method"]
 
 
 class Method:
@@ -237,7 +240,7 @@ class ScheduleFreeMethod(Method):
 
 
 def _make_alice(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    options = {"seed": seed, **_resolved(options)}
+    options = {"seed": seed, **options}
     return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
 
 
@@ -256,20 +259,8 @@ def _resolved(options: Mapping[str, Any]) -> dict[str, Any]:
     return found | {k: v for k, v in options.items() if k not in ("step", "terms")}
 
 
-def _make_adam(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    return Method(model, Adam(model.parameters(), **{"fused": True, **options}))
-
-
-def _make_adamw(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    return Method(model, AdamW(model.parameters(), **{"fused": True, **options}))
-
-
-def _make_nadamw(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    return Method(model, NAdam(model.parameters(), **{"decoupled_weight_decay": True, **options}))
-
-
-def _make_sgd(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    return Method(model, SGD(model.parameters(), **{"fused": True, **options}))
+def _make_torch(kind: Callable[..., Optimizer]) -> Maker:
+    return lambda model, options, seed: Method(model, kind(model.parameters(), **options))
 
 
 def _make_adahessian(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
@@ -288,16 +279,21 @@ def _make_muon(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
     return Method(model, *muon_and_adamw(model, options))
 
 
-_MAKERS: dict[str, tuple[Callable[[nn.Module, dict[str, Any], int], Method], str]] = {
+_MAKERS: dict[str, tuple[Maker, str]] = {
     "alice": (_make_alice, "aliceopt:Alice"),
-    "adam": (_make_adam, "torch.optim:Adam"),
-    "adamw": (_make_adamw, "torch.optim:AdamW"),
-    "nadamw": (_make_nadamw, "torch.optim:NAdam"),
-    "sgd": (_make_sgd, "torch.optim:SGD"),
+    "adam": (_make_torch(Adam), "torch.optim:Adam"),
+    "adamw": (_make_torch(AdamW), "torch.optim:AdamW"),
+    "nadamw": (_make_torch(NAdam), "torch.optim:NAdam"),
+    "sgd": (_make_torch(SGD), "torch.optim:SGD"),
     "adahessian": (_make_adahessian, "pytorch_optimizer:AdaHessian"),
     "schedule-free": (_make_schedule_free, "schedulefree:AdamWScheduleFree"),
     "muon": (_make_muon, "torch.optim:Muon"),
 }
+_USUAL: dict[str, dict[str, Any]] = {
+    **{name: {"fused": True} for name in ("adam", "adamw", "sgd")},
+    "nadamw": {"decoupled_weight_decay": True},
+}
+"""What the lab gives to an optimizer unless a plan says otherwise."""
 _EXTRA = {
     **{name: {"max_grad_norm"} for name in _MAKERS if name != "adahessian"},
     "alice": {"terms", "step"},
@@ -315,18 +311,32 @@ def make_method(name: str, model: nn.Module, options: Mapping[str, Any], *, seed
         raise ValueError(f"optimizer must be one of {', '.join(METHODS)}; got {name!r}")
     maker, _ = _MAKERS[name]
     check_options(name, options)
-    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    norm = None if name == "alice" else chosen.pop("max_grad_norm", None)  # Alice clips by itself
+    norm = None if name == "alice" else options.get("max_grad_norm")  # Alice clips by itself
     if norm is not None and not (isinstance(norm, int | float) and 0 < norm < math.inf):
         raise ValueError(f"max_grad_norm must be a number in (0, inf), got {norm!r}")
-    method = maker(model, chosen, seed)
+    method = maker(model, arguments(name, options), seed)
     method.max_grad_norm = norm
     return method
 
 
+def arguments(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the optimizer is made with: a plan's options, resolved, over the lab's usual ones."""
+    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    if name == "alice":
+        return _resolved(chosen)
+    chosen.pop("max_grad_norm", None)
+    return chosen | {k: v for k, v in _USUAL.get(name, {}).items() if k not in chosen}
+
+
+def optimizer_name(name: str) -> tuple[str, str]:
+    """Module and class of the optimizer that a plan calls by this name."""
+    module, _, attribute = _MAKERS[name][1].partition(":")
+    return module, attribute
+
+
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Refuse an option that the optimizer does not have."""
-    module, attribute = _MAKERS[name][1].split(":")
+    module, attribute = optimizer_name(name)
     try:
         made = getattr(__import__(module, fromlist=[attribute]), attribute)
     except ModuleNotFoundError as error:

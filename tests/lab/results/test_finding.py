@@ -17,27 +17,35 @@ def found(plan: dict[str, Any], results: dict[tuple[str, int], Any]) -> Finding:
     return find(plan, in_memory(plan, results))
 
 
+def claims(finding: Finding, question: str) -> dict[str, Any]:
+    """Claimed differences by their first method."""
+    drawn = [c for c in finding.comparisons if c.question == question]
+    return {c.first: c for c in drawn if c.verdict in ("better", "worse")}
+
+
 def test_a_strong_effect_is_found_named_and_measured() -> None:
-    """Two points more with glass+abs and NAQ steps, three less with signed and full ones."""
+    """Two points more with glass+abs and NAQ steps, three less with signed and full ones.
+
+    One bullet each, the larger first, intervals as positive numbers; then what is left.
+    """
     plan = grid_plan(6)
-    effects = {"alice-glass-abs-naq": 2.0, "alice-signed-full": -3.0}
+    effects = {"alice-signed-full": -3.0, "alice-glass-abs-naq": 2.0}
     finding = found(plan, invented_results(plan, effects, noise=0.1))
-    claimed = {
-        c.first: c
-        for c in finding.comparisons
-        if c.question == "terms" and c.verdict in ("better", "worse")
-    }
+    claimed = claims(finding, "terms")
     assert set(claimed) == set(effects)
-    for method, effect in effects.items():
-        c = claimed[method]
-        assert c.low is not None
-        assert c.high is not None
-        assert c.low <= effect <= c.high
-    text = finding.paragraph
-    assert "a curvature term helps, compared to none" in text
-    assert re.search(r"glass\+abs with NAQ steps is better by [12]\.\d points of accuracy", text)
-    assert re.search(r"; but signed with full steps is worse by [23]\.\d points \(", text)
-    assert "For the other 8 combinations of term and step no difference was seen" in text
+    words = ("signed with full steps against no term: worse", "glass+abs with NAQ steps against")
+    for (method, effect), said, word in zip(
+        effects.items(), finding.evidence["terms"], words, strict=False
+    ):
+        assert claimed[method].low <= effect <= claimed[method].high
+        assert said.startswith(word)
+        match = re.search(r"by ([\d.]+) points \(95% interval ([\d.]+) to ([\d.]+)\)\.$", said)
+        assert match is not None
+        mean, low, high = map(float, match.groups())
+        assert 0 < low < abs(effect) < high
+        assert mean == pytest.approx(abs(claimed[method].gain), abs=0.06)
+    rest = re.compile(r"8 other combinations of term and step against no term: no difference")
+    assert rest.match(finding.evidence["terms"][-1])
 
 
 @pytest.mark.parametrize("rates", [3, 1])
@@ -58,37 +66,44 @@ def test_a_claim_between_different_tuned_rates_names_both(rates: int, tmp_path: 
         write_tuning(study, tmp_path, ends)
     plan = tuned(study, tmp_path).document
     usual = study.methods["naq-none"]["lr"]
-    text = found(plan, invented_results(plan, {"naq-glass": -0.1}, noise=0.005)).paragraph
-    assert "glass with NAQ steps is better by" in text
+    text = found(plan, invented_results(plan, {"naq-glass": -0.1}, noise=0.005)).text
+    assert "glass with NAQ steps against no term: better by" in text
     said = f"at learning rate {usual * 10**0.5:.2g} against {usual:.2g}"
     assert text.count("at learning rate") == text.count(said) == (rates > 1)
-
-
-def test_intervals_of_claims_are_told_as_positive_numbers() -> None:
-    """A loss of 3 points reads "worse by 3.0 (2.6 to 3.4)", not with minus signs."""
-    plan = grid_plan(6)
-    finding = found(plan, invented_results(plan, {"alice-signed-full": -3.0}, noise=0.1))
-    match = re.search(
-        r"worse by [\d.]+ points of accuracy \(95% interval ([^)]+)\)", finding.paragraph
-    )
-    assert match is not None
-    low, high = (float(end) for end in match[1].split(" to "))
-    assert 0 < low < 3 < high
 
 
 def test_no_difference_is_a_finding_with_what_could_have_been_missed() -> None:
     """A null study says so, and how large a difference it cannot exclude."""
     plan = grid_plan(8)
     finding = found(plan, invented_results(plan, seed=1))
-    assert {c.verdict for c in finding.comparisons} == {"no difference seen"}
-    text = finding.paragraph
-    assert "no difference was seen between training with a curvature term and without" in text
-    missed = re.search(r"a difference of up to ([\d.]+) points could have been missed", text)
+    assert not any(c.verdict in ("better", "worse") for c in finding.comparisons)
+    assert finding.evidence["terms"][0] == "No curvature term is established to help."
+    missed = re.search(r"no difference larger than ([\d.]+) points", finding.evidence["terms"][-1])
     assert missed is not None
     ends = [
-        max(abs(c.low or 0), abs(c.high or 0)) for c in finding.comparisons if c.question == "terms"
+        max(abs(c.low or 0), abs(c.high or 0))
+        for c in finding.comparisons
+        if c.question == "terms" and c.verdict == "no difference seen"
     ]
     assert float(missed[1]) == pytest.approx(max(ends), rel=0.05)
+
+
+def test_what_was_seen_is_told_from_what_was_not() -> None:
+    """All three NAQ runs of every term below all full ones: seen, though not established."""
+    plan = grid_plan(3, terms=("none", "glass"), baselines=())
+    values = {"naq": (96.0, 95.0, 91.0), "full": (98.0, 96.5, 97.5)}
+    results = {
+        (m, s): values[about["step"]][s] + (about["terms"] == "none") * 0.2 * s
+        for m, about in plan["methods"].items()
+        for s in range(3)
+    }
+    finding = found(plan, results)
+    steps = next(c for c in finding.comparisons if c.question == "steps")
+    assert steps.verdict == "not established"
+    assert finding.evidence["steps"] == [
+        "NAQ steps against full steps, mean over the terms: worse by 3.3 points, which 3 seeds "
+        "cannot establish."
+    ]
 
 
 def test_lower_is_better_turns_gains_round() -> None:
@@ -96,13 +111,12 @@ def test_lower_is_better_turns_gains_round() -> None:
     plan = grid_plan(6, metric="loss")
     results = invented_results(plan, {"alice-glass-abs-naq": -0.1}, noise=0.005)
     finding = found(plan, results)
-    c = next(c for c in finding.comparisons if c.first == "alice-glass-abs-naq")
+    c = claims(finding, "terms")["alice-glass-abs-naq"]
     assert c.verdict == "better"
     assert c.gain == pytest.approx(0.1, abs=0.02)
-    assert re.search(
-        r"glass\+abs with NAQ steps is better by 0\.(09|1)\d* in loss", finding.paragraph
-    )
-    assert "points" not in finding.paragraph
+    said = r"glass\+abs with NAQ steps against no term: better by 0\.(09|1)\d* in loss"
+    assert re.search(said, finding.text)
+    assert "points" not in finding.text
 
 
 def test_accelerated_against_full_steps_is_the_mean_over_terms() -> None:
@@ -110,23 +124,11 @@ def test_accelerated_against_full_steps_is_the_mean_over_terms() -> None:
     plan = grid_plan(5)
     effects = {m: 1.0 for m in plan["methods"] if m.endswith("naq")}
     finding = found(plan, invented_results(plan, effects, noise=0.1))
-    c = next(c for c in finding.comparisons if c.question == "steps")
+    c = claims(finding, "steps")["naq"]
     assert c.verdict == "better"
     assert c.gain == pytest.approx(1.0, abs=0.2)
-    assert "NAQ steps compared to full steps are better by" in finding.paragraph
-
-
-@pytest.mark.parametrize(("effect", "word"), [(4.0, "better"), (-4.0, "worse")])
-def test_best_alice_against_best_baseline_goes_both_ways(effect: float, word: str) -> None:
-    """The paragraph names both, and says that they were picked."""
-    plan = grid_plan(8)
-    effects = {m: effect for m in plan["methods"] if m.startswith("alice")}
-    finding = found(plan, invented_results(plan, effects, noise=0.1))
-    c = next(c for c in finding.comparisons if c.question == "best")
-    assert c.verdict == word
-    assert c.choices == 84
-    assert "picking them from 84 pairs after the fact" in finding.paragraph
-    assert f"is {word} by" in finding.parts["best"]
+    (said,) = finding.evidence["steps"]
+    assert said.startswith("NAQ steps against full steps, mean over the terms: better by")
 
 
 def test_one_seed_gives_no_uncertainty_and_claims_nothing() -> None:
@@ -135,18 +137,19 @@ def test_one_seed_gives_no_uncertainty_and_claims_nothing() -> None:
     finding = found(plan, invented_results(plan, {"alice-glass-naq": 50.0}))
     assert {c.verdict for c in finding.comparisons} == {"too few seeds"}
     assert all(c.low is c.high is c.p is None for c in finding.comparisons)
-    assert "with one seed no uncertainty can be given" in finding.paragraph
-    assert "interval" not in finding.paragraph
-    assert "by glass with NAQ steps" in finding.paragraph
+    assert "interval" not in finding.decision
+    seen = finding.evidence["terms"][1]
+    assert re.match(r"Seen, but 1 seed cannot establish it: glass with NAQ steps, better by", seen)
+    assert seen.endswith("; and 6 more.")
 
 
 def test_hopelessly_wide_intervals_are_not_printed_as_numbers() -> None:
     """Two seeds leave one degree of freedom: "up to 214 points" would be no information."""
     plan = grid_plan(2)
     finding = found(plan, invented_results(plan, seed=3))
-    assert "too few to exclude" in finding.paragraph
-    numbers = [float(n) for n in re.findall(r"([\d.]+) points", finding.paragraph)]
-    assert max(numbers) < 5
+    assert "2 seeds are too few to tell" in finding.evidence["terms"][-1]
+    numbers = [float(n) for n in re.findall(r"([\d.]+) points", finding.text)]
+    assert max(numbers, default=0) < 5
 
 
 def test_ties_are_equal_and_not_a_claim() -> None:
@@ -154,8 +157,8 @@ def test_ties_are_equal_and_not_a_claim() -> None:
     plan = grid_plan(3)
     finding = found(plan, {(r["method"], r["seed"]): 97.5 for r in plan["runs"]})
     assert {c.verdict for c in finding.comparisons} == {"no difference seen"}
-    assert "the results are the same on average" in finding.paragraph
-    assert "they are equal on average" in finding.paragraph
+    assert finding.evidence["terms"][-1].endswith("against no term: equal.")
+    assert finding.evidence["steps"][0].endswith("mean over the terms: equal.")
 
 
 def test_diverged_and_failed_runs_are_named_and_said_to_flatter() -> None:
@@ -165,10 +168,11 @@ def test_diverged_and_failed_runs_are_named_and_said_to_flatter() -> None:
     results |= {("alice-none-full", 0): "diverged", ("alice-none-full", 2): "diverged"}
     results["muon", 1] = "failed"
     finding = found(plan, results)
-    text = finding.paragraph
-    assert "2 of 76 runs diverged: Alice, none, full (2 of 4 seeds)." in text
-    assert "1 of 76 runs failed: Muon (1 of 4 seeds)." in text
-    assert "which flatters them" in text
+    assert finding.evidence["trouble"] == [
+        "2 of 76 runs diverged: Alice, none, full (2 of 4 seeds).",
+        "1 of 76 runs failed: Muon (1 of 4 seeds).",
+        "Such methods are compared on the seeds that finished, which flatters them.",
+    ]
     c = next(c for c in finding.comparisons if c.first == "alice-glass-full")
     assert c.seeds == 2
 
@@ -178,7 +182,8 @@ def test_missing_runs_are_counted_and_the_rest_is_compared() -> None:
     plan = grid_plan(3)
     results = {k: v for k, v in invented_results(plan).items() if k[1] < 2 and k != ("muon", 1)}
     finding = found(plan, results)
-    assert "20 of 57 runs have no result yet, so this may change." in finding.paragraph
+    said = ["20 of 57 runs without a result yet: this may change."]
+    assert finding.evidence["trouble"] == said
     assert {c.seeds for c in finding.comparisons if c.question == "terms"} == {2}
 
 
@@ -188,94 +193,119 @@ def test_a_single_finished_seed_of_many_gives_no_uncertainty_either() -> None:
     results = {k: v for k, v in invented_results(plan).items() if k[1] == 0}
     finding = found(plan, results)
     assert {c.verdict for c in finding.comparisons} == {"too few seeds"}
-    assert "only one finished seed to compare no uncertainty can be given" in finding.paragraph
+    assert "1 seed cannot establish it" in finding.text
 
 
 def test_nothing_finished_is_said_in_one_sentence() -> None:
-    """No comparisons, no numbers."""
+    """No comparisons, no lines, no numbers."""
     finding = found(grid_plan(2), {})
-    assert finding.comparisons == []
-    assert finding.paragraph.startswith("No run has finished yet")
+    assert (finding.comparisons, finding.lines) == ([], "")
+    assert finding.decision == "No run has finished yet, so there is nothing to find."
 
 
 def test_null_metrics_are_named_and_never_break_the_finding() -> None:
     """One method whose metric was never finite; then all of them, with nothing left to find."""
     plan = grid_plan(2, terms=("none", "glass"), baselines=("adam", "sgd"))
     results = invented_results(plan) | {("adam", s): math.nan for s in range(2)}
-    text = found(plan, results).paragraph
-    assert "2 of 12 runs diverged: Adam (2 of 2 seeds)." in text
+    assert "2 of 12 runs diverged: Adam (2 of 2 seeds)." in found(plan, results).text
     nothing = found(plan, dict.fromkeys(results, math.nan))
     assert nothing.comparisons == []
-    assert nothing.paragraph.startswith("No run ended with a result, so there is nothing to find.")
-    assert "12 of 12 runs diverged" in nothing.paragraph
+    assert nothing.decision == "No run ended with a result, so there is nothing to find."
+    assert "12 of 12 runs diverged" in nothing.text
 
 
 def test_costs_are_told_with_units() -> None:
-    """Equal steps are not equal cost: 300 gradient evaluations against 200."""
+    """Equal steps are not equal cost: 300 gradients against 200."""
     plan = grid_plan(3)
     results = invented_results(plan, {"alice-glass-naq": 3.0, "adamw": 2.0}, noise=0.05)
-    text = found(plan, results).paragraph
-    assert (
-        "a run took 300 gradient evaluations and 3.0 s with this Alice, 200 and 2.0 s with" in text
+    alice, baseline, target = found(plan, results).evidence["cost"]
+    number = r"\d+\.\d\d%"
+    said = rf"Best Alice: Alice, glass, NAQ, median {number}, 300 gradients and 3.0 s a run\."
+    assert re.fullmatch(said, alice)
+    said = rf"Best baseline: AdamW, median {number}, 200 gradients and 2.0 s a run\."
+    assert re.fullmatch(said, baseline)
+    assert re.match(
+        rf"To {number} \(the middle of the baselines' medians\): Alice, .* took", target
     )
-    assert re.search(r"To reach 9\d\.\d\d% \(the middle one of the baselines' median", text)
 
 
 def test_a_target_met_at_the_first_evaluation_costs_nothing_but_is_met() -> None:
     """Zero gradients are a number, not an absence."""
     plan = {**grid_plan(3), "target": 5.0}
-    text = found(plan, invented_results(plan)).paragraph
-    assert "took 0 gradient evaluations" in text
-    assert "got there" not in text
+    target = found(plan, invented_results(plan)).evidence["cost"][-1]
+    assert target.count("took 0 gradients and 0.00 s") == 2
+    assert "got there" not in target
 
 
 @pytest.mark.parametrize(
-    ("tuned", "sentence"),
+    ("tuned", "said"),
     [
-        (False, "Learning rates are the usual ones, not tuned here"),
         (
-            {"seed": 9, "rates": 3, "chosen": {"adam": {"edge": False}}},
-            "Learning rates are the best of 3 tried for every method at one other seed; intervals "
-            "take them as given and do not count the luck of that choice.",
+            False,
+            "Learning rates are the usual ones, not tuned here: this compares settings, not "
+            "methods.",
         ),
         (
-            {"seed": 9, "rates": 3, "chosen": {"adam": {"edge": True}}},
-            "For 1 method the lowest or highest was best: a better one may lie beyond.",
+            {"seed": 9, "rates": 3, "chosen": {"adam": {"edge": False}}},
+            "Learning rates are the best of 3 tried at one other seed; no interval counts the luck "
+            "of that choice.",
+        ),
+        (
+            {"seed": 9, "rates": 3, "chosen": {"adam": {"edge": True}, "sgd": {"edge": True}}},
+            "Best at the lowest or highest rate tried, try --tune 5: Adam; SGD with momentum.",
         ),
     ],
 )
-def test_where_learning_rates_come_from_is_said(tuned: Any, sentence: str) -> None:
-    """An untuned comparison is one of settings."""
+def test_where_learning_rates_come_from_is_said(tuned: Any, said: str) -> None:
+    """An untuned comparison is one of settings; those at an edge are named."""
     plan = grid_plan(3, tuned=tuned)
-    assert sentence in found(plan, invented_results(plan)).paragraph
+    limits = found(plan, invented_results(plan)).evidence["limits"]
+    assert said in limits
+    assert any("at the lowest" in line for line in limits) == ("--tune 5" in said)
 
 
-def test_an_experiment_without_a_grid_names_its_best() -> None:
+def test_an_experiment_without_a_grid_still_decides() -> None:
     """Two methods in the same place of the grid are not taken for one."""
     plan = grid_plan(2, terms=("none", "glass"), baselines=(), kind="experiment")
     for about in plan["methods"].values():
         about["step"] = "naq"
     finding = found(plan, invented_results(plan))
-    assert finding.comparisons == []
-    assert "the best median is" in finding.paragraph
-    assert "Learning rates are the paper's" in finding.paragraph
+    assert {c.question for c in finding.comparisons} == {"best"}
+    assert finding.decision.startswith("Use Alice")
+    assert "Learning rates are the paper's" in finding.text
 
 
-def test_the_paragraph_is_clean_english() -> None:
-    """One paragraph, whole sentences, units and the interval's name at first mention only."""
+def test_it_is_clean_english() -> None:
+    """Short bullets, whole sentences, no leftovers of formatting."""
     plan = grid_plan(5)
     for results in (
         invented_results(plan),
         invented_results(plan, {"alice-glass-naq": 3.0, "alice-abs-full": -2.0}, noise=0.1),
     ):
-        text = found(plan, results).paragraph
-        assert "\n" not in text
-        assert "  " not in text
-        assert text.endswith(".")
-        assert not re.search(r"nan|inf\b|None|\{|\}", text)
-        assert text.count("95% interval") == 1
-        assert text.count("points of accuracy") == 1
-        assert all(s[0].isupper() or s[0].isdigit() for s in re.split(r"(?<=[a-z)]\.) ", text))
+        finding = found(plan, results)
+        for text in (finding.decision, *finding.bullets):
+            assert "\n" not in text
+            assert "  " not in text
+            assert text.endswith(".")
+            assert len(text) < 250
+            assert not re.search(r"nan|inf\b|None|\{|\}", text)
+
+
+def test_the_lines_to_paste_are_of_the_choice_the_best_alice_and_the_best_baseline() -> None:
+    """Each once, with all that it is, its schedule, and nothing that does not run."""
+    from torch import nn
+
+    plan = grid_plan(3)
+    finding = found(plan, invented_results(plan, {"alice-glass-naq": 9.0, "adamw": 4.0}, noise=0.1))
+    first, second = finding.lines.split("\n\n")
+    course = "# lr rising over the first 5% of the run, then falling to zero along a cosine"
+    heads = ("# use this, the best result, the best Alice: Alice, glass, NAQ", course)
+    assert tuple(first.splitlines()[:2]) == heads
+    assert second.splitlines()[:2] == ["# the best baseline: AdamW", course]
+    for block, name in ((first, "Alice"), (second, "AdamW")):
+        room: dict[str, Any] = {"model": nn.Linear(2, 2)}
+        exec(block, room)
+        assert type(room["optimizer"]).__name__ == name
 
 
 @pytest.mark.parametrize(("share", "hardly"), [(0.5, False), (0.97, True)])
@@ -289,17 +319,18 @@ def test_it_says_how_often_the_bound_decided_instead_of_curvature(share, hardly)
             {"groups": [{"at_upper": own, "step_norm": 1.0}]},
             {"groups": [{"at_upper": 1.0, "step_norm": 0.0}]},  # the end of a schedule
         ]
-    text = find(plan, runs).parts["bound"]
-    assert f"from {share:.0%} (" in text
-    assert "to 100% (glass with NAQ steps)" in text
-    assert ("could hardly act" in text) == hardly
+    said, *rest = find(plan, runs).evidence["bound"]
+    assert f"bounds the step: {share:.0%} (" in said
+    assert said.endswith("to 100% (glass with NAQ steps).")
+    assert bool(rest) == hardly
+    assert all("could hardly act" in line for line in rest)
 
 
 @pytest.mark.parametrize(
     ("terms", "said"),
     [
-        (("none", "abs"), "were on average 85% (abs with NAQ steps) of the coordinates."),
-        (("none", "abs", "glass"), "were on average 85% of the coordinates."),
+        (("none", "abs"), "bounds the step: 85% (abs with NAQ steps)."),
+        (("none", "abs", "glass"), "bounds the step: 85%."),
     ],
 )
 def test_one_share_of_bounds_is_said_once(terms, said) -> None:
@@ -309,16 +340,10 @@ def test_one_share_of_bounds_is_said_once(terms, said) -> None:
     for run in runs:
         if run.method.endswith("naq"):
             run.telemetry = [{"groups": [{"at_upper": 0.85, "step_norm": 1.0}]}]
-    assert find(plan, runs).parts["bound"].endswith(said)
+    (line,) = find(plan, runs).evidence["bound"]
+    assert line.endswith(said)
 
 
 def test_without_telemetry_nothing_is_said_of_bounds() -> None:
     plan = grid_plan(2)
-    assert "bound" not in found(plan, invented_results(plan)).parts
-
-
-def test_that_no_term_helps_is_said_before_that_one_hurts() -> None:
-    plan = grid_plan(6)
-    text = found(plan, invented_results(plan, {"alice-signed-full": -3.0}, noise=0.1)).paragraph
-    assert "no curvature term was seen to help; compared to none, signed with full steps" in text
-    assert "helps, compared" not in text
+    assert "bound" not in found(plan, invented_results(plan)).evidence

@@ -101,25 +101,49 @@ def test_studies_without_any_effect_seldom_claim_one(seeds: int, grain: float) -
     assert wrong / studies <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
 
 
-def test_best_against_best_pays_for_every_pair_it_was_picked_from() -> None:
-    """With 12 of Alice and 2 baselines the p-value counts 24 times, before Holm's correction."""
+def test_the_best_pays_for_being_picked() -> None:
+    """Of 14 methods its p-values count 7 times before Holm's correction over the other 13."""
     plan = grid_plan(6, baselines=("adam", "sgd"))
     effects = {"alice-glass-naq": 1.5}
     drawn = compare(plan, in_memory(plan, invented_results(plan, effects, seed=4)))
-    best = next(c for c in drawn if c.question == "best")
-    alone = Paired(best.differences)
-    assert best.choices == 24
-    assert best.p == pytest.approx(24 * alone.p, rel=1e-3)
-    assert best.low is not None
-    assert best.high is not None
-    assert best.high - best.low > 4 * alone.half_width(ALPHA)
+    best = sorted((c for c in drawn if c.question == "best"), key=lambda c: c.p or 0)
+    assert {c.first for c in best} == {"alice-glass-naq"}
+    assert {c.second for c in best} == set(plan["methods"]) - {"alice-glass-naq"}
+    for rank, c in enumerate(best[:2]):
+        alone = Paired(c.differences)
+        assert c.p == pytest.approx(alone.p, rel=1e-3)
+        assert c.corrected_p == pytest.approx(7 * (13 - rank) * alone.p, rel=1e-3)
+        assert c.low is not None
+        assert c.high is not None
+        assert c.high - c.low > 4 * alone.half_width(ALPHA)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        ((1.0, 1.2, 1.4), (0.2, 0.9, 0.3), "not established"),  # all of one below all of the other
+        ((1.0, 1.2, 1.4), (0.1, 1.1, 1.3), "no difference seen"),
+        ((10.0, 20.0, 30.0), (8.9, 19.0, 28.9), "better"),
+        ((1.0, 2.0, 3.0), (0.8, 1.9, 2.8), "not established"),  # p is 0.038 before correction
+    ],
+)
+def test_a_difference_seen_and_not_established_is_told_from_none(first, second, verdict) -> None:
+    """Separate results, or a test that would claim a difference were it the only one."""
+    plan = grid_plan(3, terms=("none", "glass"), baselines=())
+    values = {"alice-glass-naq": first, "alice-none-naq": second}
+    rest = dict.fromkeys(plan["methods"], (0.1, 0.4, 0.2))
+    results = {(m, s): v for m, vs in (rest | values).items() for s, v in enumerate(vs)}
+    drawn = compare(plan, in_memory(plan, results))
+    c = next(c for c in drawn if c.question == "terms" and c.first == "alice-glass-naq")
+    assert c.verdict == verdict
+    assert c.apart == (min(first) > max(second))
 
 
 def test_every_term_is_compared_to_none_at_the_same_step() -> None:
-    """Ten comparisons of terms, one of steps, one of the best: twelve."""
+    """Ten comparisons of terms, one of steps, and the best of 19 with each of the other 18."""
     plan = grid_plan(2)
     drawn = compare(plan, in_memory(plan, invented_results(plan)))
-    assert [c.question for c in drawn] == ["terms"] * 10 + ["steps", "best"]
+    assert [c.question for c in drawn] == ["terms"] * 10 + ["steps"] + ["best"] * 18
     methods = plan["methods"]
     for c in itertools.islice(drawn, 10):
         assert methods[c.second]["terms"] == "none"

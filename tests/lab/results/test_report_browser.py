@@ -93,7 +93,8 @@ def test_it_loads_alone_and_shows_the_finding(
     card = page.locator("#finding")
     assert card.is_visible()
     shown = " ".join(card.inner_text().replace("\u00a0", " ").split())
-    assert shown == " ".join(finding.paragraph.split())
+    said = (finding.decision, finding.lines, *finding.bullets)
+    assert shown == " ".join(" ".join(said).split())
     assert 'the loss is <nan> & "inf"' in page.locator("main").inner_text()
     assert trouble == []
 

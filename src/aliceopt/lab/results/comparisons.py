@@ -1,9 +1,9 @@
 """Which differences between methods are more than luck.
 
-Three questions make one family of comparisons: each curvature term against none at the same kind
-of step, accelerated steps against full ones, and the best Alice against the best baseline. Each is
-a paired t-test over seeds; Holm's correction keeps the chance of any false claim in the study at
-5% or less.
+Each curvature term is compared to none at the same kind of step, accelerated steps to full ones,
+and the method with the best result to every other. Each is a paired t-test over seeds. Holm's
+correction keeps the chance of any false claim at 5% or less, for terms and steps together and for
+the best method alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aliceopt.lab.results.summary import Summary, best_method, finals, summarize
 __all__ = ["Comparison", "Question", "Verdict", "compare", "complete_block"]
 
 Question = Literal["terms", "steps", "best"]
-Verdict = Literal["better", "worse", "no difference seen", "too few seeds"]
+Verdict = Literal["better", "worse", "not established", "no difference seen", "too few seeds"]
 Values = Mapping[str, Mapping[int, float]]
 
 
@@ -32,9 +32,9 @@ class Comparison:
     metric (points for accuracy). ``low`` and ``high`` are the interval at the level that Holm's
     procedure tests this comparison at, so it leaves out zero exactly where a difference is claimed.
     Each covers the true mean with 95% confidence or more, but not all of them together: intervals
-    of claimed differences are too narrow for that. ``choices`` is the number of pairs the two were
-    picked from after the results were known: p-value and interval pay for all of them. With fewer
-    than two seeds there is no interval and no p-value.
+    of claimed differences are too narrow for that. ``p`` is the plain test's, ``corrected_p`` what
+    is left of it. ``apart``: every result of one is better than every result of the other. With
+    fewer than two seeds there is no interval and no p-value.
     """
 
     question: Question
@@ -42,7 +42,7 @@ class Comparison:
     second: str
     step: str | None
     differences: tuple[float, ...]
-    choices: int = 1
+    apart: bool = False
     low: float | None = None
     high: float | None = None
     p: float | None = None
@@ -60,28 +60,42 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """What may be claimed."""
-        if self.corrected_p is None:
+        """What may be claimed; "not established" is a difference that one test alone would see."""
+        if self.p is None or self.corrected_p is None:
             return "too few seeds"
         if self.corrected_p > ALPHA:
-            return "no difference seen"
+            seen = self.gain != 0 and (self.apart or self.p <= ALPHA)
+            return "not established" if seen else "no difference seen"
         return "better" if self.gain > 0 else "worse"
 
 
 def compare(
     plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary | None = None
 ) -> list[Comparison]:
-    """All comparisons that the finished runs allow, corrected as one family."""
+    """All comparisons that the finished runs allow, in two families corrected by themselves.
+
+    The best of m methods is picked after the fact, so its p-values count m / 2 times before Holm's
+    correction. Among T equal methods there are T (T - 1) / 2 pairs; each is tested at
+    alpha / ((T - 1) m / 2) or less until one of them is claimed, which is T alpha / m in sum.
+    """
     summary = summarize(plan, runs) if summary is None else summary
     values = finals(runs)
-    drawn = [*_terms(plan, values), *_steps(plan, values), *_best(plan, values, summary)]
     grain = resolution([v for found in values.values() for v in found.values()])
+    best = list(_best(plan, values, summary))
+    return [
+        *_corrected([*_terms(plan, values), *_steps(plan, values)], grain),
+        *_corrected(best, grain, choices=(len(best) + 1) / 2),
+    ]
+
+
+def _corrected(drawn: list[Comparison], grain: float, choices: float = 1.0) -> list[Comparison]:
+    """With intervals and p-values, where two seeds or more allow them."""
     pairs = {i: Paired(c.differences, grain) for i, c in enumerate(drawn) if c.seeds >= 2}
-    raw = [min(1.0, drawn[i].choices * pair.p) for i, pair in pairs.items()]
-    for i, p, corrected, level in zip(pairs, raw, *holm(raw), strict=True):
-        half = pairs[i].half_width(level / drawn[i].choices)
-        low, high = pairs[i].mean - half, pairs[i].mean + half
-        drawn[i] = replace(drawn[i], low=low, high=high, p=p, corrected_p=corrected)
+    counted = [min(1.0, choices * pair.p) for pair in pairs.values()]
+    for (i, pair), corrected, level in zip(pairs.items(), *holm(counted), strict=True):
+        half = pair.half_width(level / choices)
+        low, high = pair.mean - half, pair.mean + half
+        drawn[i] = replace(drawn[i], low=low, high=high, p=pair.p, corrected_p=corrected)
     return drawn
 
 
@@ -112,6 +126,23 @@ def _grid(plan: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     return grid
 
 
+def _against(
+    plan: Mapping[str, Any], values: Values, question: Question, names: tuple[str, str]
+) -> Iterator[Comparison]:
+    """The comparison of two methods, if a seed has both."""
+    found = _differences(plan, values, *names)
+    if found:
+        first, second = ([values[name][seed] for seed in found] for name in names)
+        step = plan["methods"][names[0]].get("step") if question == "terms" else None
+        differences = tuple(found.values())
+        yield Comparison(question, *names, step, differences, _apart(first, second))
+
+
+def _apart(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether all of one lie below all of the other."""
+    return max(first) < min(second) or max(second) < min(first)
+
+
 def _differences(plan: Mapping[str, Any], values: Values, a: str, b: str) -> dict[int, float]:
     """Gains of a over b, by seed."""
     sign = 1 if plan["better"] == "higher" else -1
@@ -125,9 +156,7 @@ def _terms(plan: Mapping[str, Any], values: Values) -> Iterator[Comparison]:
         without = grid.get(("none", step))
         if terms == "none" or without is None:
             continue
-        found = _differences(plan, values, method, without)
-        if found:
-            yield Comparison("terms", method, without, step, tuple(found.values()))
+        yield from _against(plan, values, "terms", (method, without))
 
 
 def _steps(plan: Mapping[str, Any], values: Values) -> Iterator[Comparison]:
@@ -141,19 +170,16 @@ def _steps(plan: Mapping[str, Any], values: Values) -> Iterator[Comparison]:
     members, seeds = complete_block({terms: found for terms, found in pairs.items() if found})
     if members:
         means = tuple(fmean(pairs[terms][seed] for terms in members) for seed in seeds)
-        yield Comparison("steps", "naq", "full", None, means)
+        naq, full = (
+            [values[grid[terms, step]][seed] for terms in members for seed in seeds]
+            for step in ("naq", "full")
+        )
+        yield Comparison("steps", "naq", "full", None, means, _apart(naq, full))
 
 
 def _best(plan: Mapping[str, Any], values: Values, summary: Summary) -> Iterator[Comparison]:
-    alice = best_method(plan, summary, "alice")
-    baseline = best_method(plan, summary, "baseline")
-    if alice is None or baseline is None:
-        return
-    names = (alice.method, baseline.method)
-    found = _differences(plan, values, *names)
-    sizes = [
-        sum(s.family == family and s.median is not None for s in summary.methods)
-        for family in ("alice", "baseline")
-    ]
-    if found:
-        yield Comparison("best", *names, None, tuple(found.values()), sizes[0] * sizes[1])
+    best = best_method(plan, summary)
+    if best is not None:
+        for other in summary.methods:
+            if other.method != best.method:
+                yield from _against(plan, values, "best", (best.method, other.method))

@@ -7,7 +7,6 @@ from typing import Any
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.words import counted
 
 __all__ = [
     "combination",
@@ -15,7 +14,7 @@ __all__ = [
     "is_generated",
     "precision_note",
     "problem_name",
-    "rates_note",
+    "rates_notes",
     "usual_rates",
 ]
 
@@ -67,25 +66,25 @@ def usual_rates(plan: Mapping[str, Any]) -> str:
     return "the experiment's own" if plan.get("reference") == "" else "the paper's"
 
 
-def rates_note(plan: Mapping[str, Any]) -> str:
+def rates_notes(plan: Mapping[str, Any]) -> list[str]:
     """Where the learning rates come from, which decides what the comparison is of."""
     tuned = plan.get("tuned")
     if len(plan["methods"]) < 2:
-        return ""
+        return []
     if not tuned:
         said = f"Learning rates are {usual_rates(plan)}, not tuned here"
-        return f"{said}: this compares settings, not methods."
+        return [f"{said}: this compares settings, not methods."]
     if not isinstance(tuned, Mapping):
-        return "Learning rates were tuned for every method."
-    text = (
-        f"Learning rates are the best of {tuned['rates']} tried for every method at one other "
-        "seed; intervals take them as given and do not count the luck of that choice"
-    )
-    edge = sum(bool(chosen.get("edge")) for chosen in tuned["chosen"].values())
-    if not edge:
-        return f"{text}."
-    which = counted(edge, "method")
-    return f"{text}. For {which} the lowest or highest was best: a better one may lie beyond."
+        return ["Learning rates were tuned for every method."]
+    notes = [
+        f"Learning rates are the best of {tuned['rates']} tried at one other seed; no interval "
+        "counts the luck of that choice."
+    ]
+    edge = [m for m, chosen in tuned["chosen"].items() if chosen.get("edge")]
+    if edge:
+        names = "; ".join(str(plan["methods"][m]["label"]) for m in edge)
+        notes.append(f"Best at the lowest or highest rate tried, try --tune 5: {names}.")
+    return notes
 
 
 def combination(about: Mapping[str, Any]) -> str:

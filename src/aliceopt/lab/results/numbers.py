@@ -33,7 +33,7 @@ def show_value(value: float | None, metric: str) -> str:
 
 def unit(metric: str) -> str:
     """What a difference of results is measured in: goes behind a number."""
-    return "points of accuracy" if metric == "accuracy" else f"in {metric}"
+    return "points" if metric == "accuracy" else f"in {metric}"
 
 
 def decimals(width: float) -> int:
@@ -59,7 +59,7 @@ def show_difference(mean: float, low: float, high: float, metric: str) -> str:
     """A difference with its interval.
 
     >>> show_difference(0.4, 0.1, 0.7, "accuracy")
-    '0.4 points of accuracy (95% interval 0.1 to 0.7)'
+    '0.4 points (95% interval 0.1 to 0.7)'
     """
     places = max(1, decimals((high - low) / 2))
     for _ in range(2):  # what is not zero should not read as zero

@@ -49,12 +49,14 @@ _READING = {
     "measures curvature and one otherwise.",
     "Time": "training steps only, without evaluation; runs done side by side slow each other down.",
     "95% interval": "where the true mean difference at these learning rates lies, by a paired "
-    "t-test over seeds. All comparisons are corrected together (Holm): where these settings do not "
-    "truly differ, a difference is claimed at most 1 time in 20, and an interval leaves out zero "
-    "exactly where one is claimed. Rates tuned at one seed may differ by luck, which no interval "
-    "counts. "
-    "Each holds with 95% confidence or more, not all at once. That of the best two allows for "
-    "their being picked.",
+    "t-test over seeds. Comparisons are corrected (Holm), those of terms and steps together and "
+    "those with the best method together: where these settings do not truly differ, either claims "
+    "a difference at most 1 time in 20, and an interval leaves out zero exactly where one is "
+    "claimed. Rates tuned at one seed may differ by luck, which no interval counts. Each holds "
+    "with 95% confidence or more, not all at once. Those of the best method allow for its being "
+    "picked.",
+    "Not established": "a difference that one test alone would see, or results of one method that "
+    "all lie beyond those of the other, but not enough after the correction.",
 }
 
 
@@ -134,8 +136,13 @@ def _dates(runs: Sequence[RunRecord]) -> str:
 
 
 def _finding_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], finding: Finding) -> str:
-    aside = {"trouble": ' class="aside"', "limits": ' class="aside"'}
-    shown = [f"<p{aside.get(topic, '')}>{_unbroken(t)}</p>" for topic, t in finding.parts.items()]
+    bullets = "".join(f"<li>{_unbroken(said)}</li>" for said in finding.bullets)
+    box = '<pre tabindex="0" role="region" aria-label="Lines to paste">'
+    shown = [
+        f'<p class="decision">{_unbroken(finding.decision)}</p>',
+        f"{box}<code>{escape(finding.lines)}</code></pre>" if finding.lines else "",
+        f"<ul>{bullets}</ul>" if bullets else "",
+    ]
     body = f'<div class="finding" id="finding">{"".join(shown)}</div>'
     if finding.comparisons:
         count = len(finding.comparisons)

@@ -31,9 +31,9 @@ p, li, dd { overflow-wrap: anywhere; }
 .kind { text-transform: uppercase; letter-spacing: 0.08em; font-size: 0.78rem; font-weight: 600; }
 .finding { background: var(--card); border-left: 4px solid var(--accent);
   border-radius: 0 8px 8px 0; padding: 1.1rem 1.35rem; }
-.finding p { margin: 0; } .finding p + p { margin-top: 0.7rem; }
-.finding p:first-child { font-size: 1.08rem; font-weight: 500; }
-.finding p.aside { color: var(--soft); font-size: 0.92rem; }
+.finding .decision { margin: 0; font-size: 1.12rem; font-weight: 500; }
+.finding pre { margin: 0.8rem 0; background: var(--paper); } .finding ul { margin: 0; }
+.finding li { color: var(--soft); font-size: 0.92rem; }
 .note { color: var(--soft); font-size: 0.9rem; margin: 0.6rem 0 0; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
 .scroll:focus-visible { outline: 2px solid var(--accent); }

@@ -154,9 +154,7 @@ def _names(plan: Mapping[str, Any], c: Comparison) -> str:
     if c.question == "steps":
         return f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
     first, second = (combination(plan["methods"][m]) for m in (c.first, c.second))
-    if c.question == "terms":
-        return f"{first} to no term"
-    return f"best Alice ({first}) to best baseline ({second})"
+    return f"{first} to no term" if c.question == "terms" else f"the best, {first}, to {second}"
 
 
 def settings_table(plan: Mapping[str, Any]) -> str:

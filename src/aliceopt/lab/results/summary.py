@@ -7,7 +7,7 @@ evaluations and seconds stand beside every result.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -164,7 +164,7 @@ def choose_target(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Target 
     if not pool:
         return None
     whose = "the baselines'" if baselines else "all methods'"
-    rule = f"the middle one of {whose} median final results, of two middle ones the worse"
+    rule = f"the middle of {whose} medians"
     return Target(_middle(plan, pool), rule)
 
 
@@ -175,15 +175,24 @@ def _middle(plan: Mapping[str, Any], values: Iterable[float]) -> float:
 
 
 def best_method(
-    plan: Mapping[str, Any], summary: Summary, family: str | None = None
+    plan: Mapping[str, Any],
+    summary: Summary,
+    family: str | None = None,
+    among: Collection[str] | None = None,
 ) -> MethodSummary | None:
-    """The best median, then mean, of a family.
+    """The best median, then mean, of a family, or of the methods named in ``among``.
 
     Methods that diverged come after all others; those with less than half of the seeds that
     others finished do not count.
     """
     sign = 1 if plan["better"] == "higher" else -1
-    pool = [s for s in summary.methods if s.median is not None and family in (None, s.family)]
+    pool = [
+        s
+        for s in summary.methods
+        if s.median is not None
+        and family in (None, s.family)
+        and (among is None or s.method in among)
+    ]
     most = max((s.finished for s in pool), default=0)
     return max(
         (s for s in pool if 2 * s.finished >= most),
@@ -251,6 +260,7 @@ def print_summary(
 ) -> None:
     """The table of results and the finding, for a terminal."""
     from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
     from aliceopt.lab.results.finding import find
@@ -264,7 +274,14 @@ def print_summary(
     if summary.target is not None:
         value = show_value(summary.target.value, metric)
         console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")
-    console.print(Padding(Text(find(plan, runs, summary).paragraph), (1, 0, 0, 0)))
+    finding = find(plan, runs, summary)
+    console.print(Padding(Text(finding.decision, style="bold"), (1, 0)))
+    if finding.lines:
+        console.print(Text(finding.lines + "\n"), soft_wrap=True)
+    for said in finding.bullets:
+        bullet = Table.grid(padding=(0, 1, 0, 0))
+        bullet.add_row("-", Text(said))
+        console.print(bullet)
 
 
 def _table(plan: Mapping[str, Any], summary: Summary, width: int) -> Table:

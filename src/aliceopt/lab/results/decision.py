@@ -1,0 +1,139 @@
+"""What to use: the cheapest of those that are not established to be worse than the best.
+
+A better result has to be more than luck before it may cost more. Seconds are noisy too, so methods
+within a fifth of the cheapest count as equally cheap, and the best of them is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aliceopt.lab.paste import shown_rate
+from aliceopt.lab.results.comparisons import Comparison
+from aliceopt.lab.results.differences import difference, says_nothing
+from aliceopt.lab.results.summary import MethodSummary, Summary, best_method
+
+__all__ = ["AS_CHEAP", "Decision", "decide"]
+
+AS_CHEAP = 1.2
+"""Up to this many times the cheapest one's seconds a method is as cheap."""
+
+_ROLES = {"alice": "the best Alice", "baseline": "the best baseline"}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The method to use, the one with the best result, and why, in one or two sentences."""
+
+    choice: str
+    best: str
+    text: str
+
+
+def decide(
+    plan: Mapping[str, Any], summary: Summary, comparisons: Sequence[Comparison]
+) -> Decision | None:
+    """The decision, or None if nothing finished; ``comparisons`` are those with the best method."""
+    best = best_method(plan, summary)
+    if best is None:
+        return None
+    against = {c.second: c for c in comparisons}
+    choice = _cheapest(plan, summary, best, against)
+    if choice.method != best.method:
+        text = _cheaper(plan, summary, choice, best, against[choice.method])
+    else:
+        text = _foremost(plan, summary, best, against)
+    return Decision(choice.method, best.method, text)
+
+
+def _cheapest(
+    plan: Mapping[str, Any],
+    summary: Summary,
+    best: MethodSummary,
+    against: Mapping[str, Comparison],
+) -> MethodSummary:
+    """Of those as cheap as the cheapest the best; none that diverged where the best did not."""
+    seconds = {
+        s.method: s.seconds
+        for s in summary.methods
+        if s.seconds is not None
+        and s.unstable <= best.unstable
+        and (s is best or (s.method in against and against[s.method].verdict != "better"))
+    }
+    limit = AS_CHEAP * min(seconds.values(), default=0.0)
+    cheap = {method for method, spent in seconds.items() if spent <= limit}
+    return best_method(plan, summary, among=cheap) or best
+
+
+def _foremost(
+    plan: Mapping[str, Any],
+    summary: Summary,
+    best: MethodSummary,
+    against: Mapping[str, Comparison],
+) -> str:
+    """The best result is the choice: by how much, compared to whom, at which cost."""
+    rival = _rival(plan, summary, best, against)
+    if rival is None:
+        return f"Use {_named(plan, best)}. It was compared to nothing else."
+    role = _ROLES[rival.family] if rival.family != best.family else "the next best"
+    c = against[rival.method]
+    said = difference(c, summary, plan["metric"])
+    if c.verdict == "better":
+        return (
+            f"Use {_named(plan, best)}. Compared to {role} ({rival.label}) it ended {said}, "
+            f"at {_times(best, rival)}."
+        )
+    return (
+        f"Use {_named(plan, best)}. Nothing better was seen; {role} ({rival.label}) cost "
+        f"{_times(rival, best)}. Compared to it: {said}.{_hint(plan, c, summary)}"
+    )
+
+
+def _cheaper(
+    plan: Mapping[str, Any],
+    summary: Summary,
+    choice: MethodSummary,
+    best: MethodSummary,
+    c: Comparison,
+) -> str:
+    """The best result cost more, and is not established to be better than the choice."""
+    said = difference(c, summary, plan["metric"])
+    return (
+        f"Use {_named(plan, choice)}. The best median was that of {best.label} "
+        f"({_times(best, choice)}): {said}.{_hint(plan, c, summary)}"
+    )
+
+
+def _rival(
+    plan: Mapping[str, Any],
+    summary: Summary,
+    best: MethodSummary,
+    against: Mapping[str, Comparison],
+) -> MethodSummary | None:
+    """The best of the other family, else the next best."""
+    others = {s.method for s in summary.methods if s.family != best.family}
+    return best_method(plan, summary, among=others & set(against)) or best_method(
+        plan, summary, among=set(against)
+    )
+
+
+def _named(plan: Mapping[str, Any], s: MethodSummary) -> str:
+    rate = plan["methods"][s.method].get("options", {}).get("lr")
+    return s.label if rate is None else f"{s.label}, lr={shown_rate(rate):g}"
+
+
+def _times(s: MethodSummary, other: MethodSummary) -> str:
+    """``2.1 times the seconds``, of the first compared to the second."""
+    if not s.seconds or not other.seconds:
+        return "unknown seconds"
+    ratio = f"{s.seconds / other.seconds:.2g}"
+    return "the same seconds" if ratio == "1" else f"{ratio} times the seconds"
+
+
+def _hint(plan: Mapping[str, Any], c: Comparison, summary: Summary) -> str:
+    """What would tell, where a difference was seen or could not have been."""
+    open_still = c.verdict in ("not established", "too few seeds") or says_nothing(c, summary)
+    more = max(4, 2 * len(plan["seeds"]))
+    return f" `--seeds {more} --resume` would tell." if open_still else ""

@@ -1,0 +1,123 @@
+"""The decision is right where the truth was planted, and careful where there is none."""
+
+import re
+from typing import Any
+
+import pytest
+
+from aliceopt.lab.results.finding import find
+from study_cases import grid_plan, in_memory, invented_results
+
+CHEAP = 2.0
+"""Seconds of a run that never probes, in invented studies; one that does takes half more."""
+
+
+def decided(plan: dict[str, Any], results: dict[tuple[str, int], Any]) -> str:
+    return find(plan, in_memory(plan, results)).decision
+
+
+def constant(plan: dict[str, Any], values: dict[str, tuple[float, ...]]) -> dict[Any, Any]:
+    """Every method's results by seed; those not named end at 50 and a little."""
+    rest = {m: tuple(50 + 0.3 * s for s in plan["seeds"]) for m in plan["methods"]}
+    return {(m, s): v for m, vs in (rest | values).items() for s, v in enumerate(vs)}
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+@pytest.mark.parametrize("winner", ["alice-glass-abs-naq", "sgd", "alice-none-full"])
+def test_a_planted_winner_is_chosen_every_time(metric: str, winner: str) -> None:
+    """Dear or cheap, of either family, in 20 of 20 studies of 19 methods and 5 seeds."""
+    plan = grid_plan(5, metric=metric)
+    size, noise = (3.0, 0.1) if metric == "accuracy" else (-0.1, 0.003)
+    label = plan["methods"][winner]["label"]
+    for seed in range(20):
+        results = invented_results(plan, {winner: size}, seed=seed, noise=noise)
+        text = decided(plan, results)
+        assert text.startswith(f"Use {label}, lr=")
+        assert re.search(r"it ended better by [\d.]+ .*\(95% interval [\d.]+ to [\d.]+\)", text)
+
+
+def test_without_a_difference_the_cheap_are_chosen_and_nothing_is_claimed() -> None:
+    """A tie in at least 18 of 20 studies without any effect."""
+    plan = grid_plan(5)
+    cheap = [a["label"] for a in plan["methods"].values() if a["terms"] in (None, "none")]
+    ties = 0
+    for seed in range(20):
+        text = decided(plan, invented_results(plan, seed=seed))
+        assert text.startswith(tuple(f"Use {label}, lr=" for label in cheap))
+        ties += "95% interval" not in text
+    assert ties >= 18
+
+
+def test_a_claim_names_the_rival_the_interval_and_the_cost() -> None:
+    """By value: differences 3.9, 4.0 and 4.1, and 3 seconds against 2."""
+    plan = grid_plan(3, terms=("none", "glass"), baselines=("adamw",))
+    values = {"alice-glass-full": (93.9, 94.0, 94.1), "adamw": (90.0, 90.0, 90.0)}
+    text = decided(plan, constant(plan, values))
+    assert re.fullmatch(
+        r"Use Alice, glass, full, lr=0\.01\. Compared to the best baseline \(AdamW\) it ended "
+        r"better by 4\.0 points \(95% interval 3\.\d to 4\.\d\), at 1\.5 times the seconds\.",
+        text,
+    )
+
+
+def test_an_unproved_lead_does_not_buy_dearer_steps_and_the_way_on_is_named() -> None:
+    """All of one above all of the other: seen, not established, and how to establish it."""
+    plan = grid_plan(3, terms=("none", "glass"), baselines=("adamw",))
+    values = {"alice-glass-full": (91.0, 95.0, 99.0), "adamw": (90.2, 90.4, 90.6)}
+    assert decided(plan, constant(plan, values)) == (
+        "Use AdamW, lr=0.001. The best median was that of Alice, glass, full (1.5 times the "
+        "seconds): better by 4.6 points, which 3 seeds cannot establish. `--seeds 6 --resume` "
+        "would tell."
+    )
+
+
+def test_where_no_difference_was_seen_its_bound_is_named() -> None:
+    """Results that overlap: no more than the interval leaves possible, and no hint."""
+    plan = grid_plan(8, terms=("none", "glass"), baselines=("adamw",))
+    noise = (0.3, -0.2, 0.1, -0.3, 0.2, -0.1, 0.25, -0.25)
+    lead = {"alice-glass-full": tuple(90.1 + e for e in noise)}
+    values = lead | {"adamw": tuple(90.0 - e for e in noise)}
+    finding = find(plan, in_memory(plan, constant(plan, values)))
+    c = next(c for c in finding.comparisons if c.question == "best" and c.second == "adamw")
+    assert c.verdict == "no difference seen"
+    said = re.search(r"no difference larger than ([\d.]+) points\.$", finding.decision)
+    assert said is not None
+    assert float(said[1]) == pytest.approx(max(abs(c.low or 0), abs(c.high or 0)), abs=0.06)
+    assert finding.decision.startswith("Use AdamW, lr=0.001. The best median was that of Alice,")
+
+
+def test_the_best_that_is_also_cheap_needs_no_proof() -> None:
+    """Nothing better was seen; the other family's best is named with its cost."""
+    plan = grid_plan(3, terms=("none", "glass"), baselines=("adamw",))
+    values = {"adamw": (91.0, 95.0, 99.0), "alice-glass-full": (90.2, 90.4, 90.6)}
+    assert decided(plan, constant(plan, values)) == (
+        "Use AdamW, lr=0.001. Nothing better was seen; the best Alice (Alice, glass, full) cost "
+        "1.5 times the seconds. Compared to it: better by 4.6 points, which 3 seeds cannot "
+        "establish. `--seeds 6 --resume` would tell."
+    )
+
+
+def test_seconds_within_a_fifth_are_equal() -> None:
+    """A method a little cheaper and much worse is not chosen for its few seconds."""
+    plan = grid_plan(2, terms=("none", "glass"), baselines=("adamw", "sgd"))
+    values = {"adamw": (95.0, 95.5), "sgd": (60.0, 61.0), "alice-glass-full": (95.2, 95.6)}
+    runs = in_memory(plan, constant(plan, values))
+    for run in runs:
+        run.seconds = {"sgd": CHEAP, "adamw": 1.15 * CHEAP}.get(run.method, 2 * CHEAP)
+    assert find(plan, runs).decision.startswith("Use AdamW, lr=0.001. The best median was")
+
+
+def test_a_method_that_diverged_is_never_the_cheaper_choice() -> None:
+    """It is named among the evidence instead."""
+    plan = grid_plan(3, terms=("glass",), baselines=("adamw",))
+    values = {"alice-glass-full": (91.0, 92.0, 93.0), "adamw": (90.9, 92.1, 93.0)}
+    results = constant(plan, values) | {("adamw", 2): "diverged"}
+    finding = find(plan, in_memory(plan, results))
+    assert finding.decision.startswith("Use Alice, glass, full, lr=0.01.")
+    assert "1 of 9 runs diverged: AdamW (1 of 3 seeds)." in finding.text
+
+
+def test_a_method_alone_is_said_to_be_alone() -> None:
+    plan = grid_plan(2, terms=(), baselines=("adamw",))
+    text = decided(plan, constant(plan, {}))
+    assert text == "Use AdamW, lr=0.001. It was compared to nothing else."
