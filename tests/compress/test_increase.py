@@ -56,6 +56,37 @@ def test_the_glass_of_several_layers_adds_in_squares():
     assert whole.total == whole.glass
 
 
+def test_what_cannot_be_predicted_is_told_and_not_zero():
+    net = small_net().eval()
+    moves = removal(net, {"0.weight": torch.zeros(4, 1, 3, 3)})
+    found = sensitivity(net, net_closure(net), some_batches(1), 0.01)
+    with pytest.raises(ValueError, match="nothing to predict from: measure gradient, signed or"):
+        predicted_increase(found, moves)
+    with pytest.raises(ValueError, match="got 'singed'"):
+        predicted_increase(found, moves, hessian="singed")
+    with pytest.raises(ValueError, match="'elsewhere' was not measured"):
+        predicted_increase(found, {"elsewhere": torch.ones(1)}, hessian="rms")
+
+
+def test_autocast_outside_and_training_mode_change_nothing():
+    """Casts of weights are not kept from one place to the other; buffers and draws are the same."""
+    net = small_net()
+    moves = removal(net, {"5.weight": torch.zeros(3, 64)})
+    before, batches = everything_of(net), some_batches(2)
+
+    def loss_of(batch):
+        return nn.functional.cross_entropy(net(batch[0]).float(), batch[1])
+
+    plain = measured_increase(net, moves, loss_of, batches)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = measured_increase(net, moves, loss_of, batches)
+    assert inside == pytest.approx(plain, abs=0.02)
+    assert abs(plain) > 0.05
+    nothing = {"5.weight": torch.zeros(3, 64)}
+    assert measured_increase(net, nothing, loss_of, batches) == 0
+    assert all(map(torch.equal, everything_of(net), before))
+
+
 def test_measuring_an_increase_changes_nothing_even_if_it_fails():
     net = small_net().eval()
     moves = removal(net, {"0.weight": torch.zeros(4, 1, 3, 3)})

@@ -64,6 +64,43 @@ def test_scope_layer_removes_the_same_share_of_each():
     assert found.layers == {"0.weight": 0.5, "5.weight": 0.5}
 
 
+def test_scope_row_removes_the_same_share_of_each_output():
+    net = small_net().eval()
+    prune(net, measured(net), 0.5, scope="row")
+    assert (net[5].weight_mask.sum(1) == 32).all()
+    assert (net[0].weight_mask.flatten(1).sum(1) == 5).all()  # four of nine go
+
+
+def test_what_masks_removed_before_counts_and_stays_removed():
+    """Scores given by hand, too; less than is gone cannot be asked for."""
+    net = small_net().eval()
+    prune(net, {name: w.values().abs() for name, w in weights_of(net).items()}, 0.5)
+    gone = {name: w.mask == 0 for name, w in weights_of(net).items()}
+    again = {name: torch.rand_like(w.values()) for name, w in weights_of(net).items()}
+    found = prune(net, again, 0.7)
+    really = 1 - sum(int(w.mask.sum()) for w in weights_of(net).values()) / (36 + 192)
+    assert found.sparsity == pytest.approx(really) == pytest.approx(0.7, abs=0.003)
+    assert all((w.mask[gone[name]] == 0).all() for name, w in weights_of(net).items())
+    with pytest.raises(ValueError, match=r"70\.2% are removed already, more than the 50%"):
+        prune(net, again, 0.5)
+
+
+def test_layers_on_which_masks_do_not_work_are_left_out():
+    """Weight norm makes weights of others; attention never calls its projection."""
+    attention = nn.TransformerEncoderLayer(8, 2, 16)
+    assert list(weights_of(attention)) == ["linear1.weight", "linear2.weight"]
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 2))
+    assert list(weights_of(normed)) == ["1.weight"]
+
+
+def test_a_sensitivity_with_several_radii_is_asked_which():
+    net = small_net().eval()
+    found = sensitivity(net, net_closure(net), some_batches(2), (0.01, 0.1))
+    with pytest.raises(ValueError, match="which radius"):
+        prune(net, found, 0.5)
+    assert prune(net, found, 0.5, radius=0.1).sparsity == pytest.approx(0.5)
+
+
 def test_two_of_four_keeps_the_better_two_of_every_four_inputs():
     """Against all six pairs; the convolution's rows of nine have no whole number of fours."""
     net = small_net().eval()
@@ -163,6 +200,12 @@ def test_wanda_weighs_by_the_norm_of_what_a_weight_meets():
     assert not net[0]._forward_pre_hooks
 
 
+def test_input_norms_of_a_layer_that_is_never_called_are_refused():
+    net = small_net().eval()
+    with pytest.raises(ValueError, match=r"'5\.weight' was never called"):
+        input_norms(net, lambda batch: net[0](batch[0]), some_batches(1))
+
+
 def test_the_slope_of_log_curvatures_is_found():
     """Of a power law the exponent; noise that is independent of it changes nothing much."""
     random = torch.Generator().manual_seed(0)
@@ -202,6 +245,10 @@ def test_recalibration_is_the_plain_average_over_batches():
     assert net[1].momentum == 0.1
     assert net[4].training
     assert recalibrate(small_net(norm=False), lambda batch: None, []) == 0
+    spare = nn.ModuleDict({"used": nn.BatchNorm1d(2), "not": nn.BatchNorm1d(2)})
+    spare["not"].running_mean.fill_(5.0)
+    recalibrate(spare, lambda batch: spare["used"](batch), [torch.randn(4, 2)])
+    assert spare["not"].running_mean.tolist() == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("batches", [[], "bad"])
@@ -222,14 +269,14 @@ def test_a_recalibration_that_fails_leaves_the_statistics(batches):
         ({"sparsity": 1.2}, r"sparsity must be a number in \(0, 1\), got 1.2"),
         ({"sparsity": 0.0}, "got 0.0"),
         ({"sparsity": math.nan}, "got nan"),
-        ({"scope": "block"}, "scope must be one of global, layer; got 'block'"),
+        ({"scope": "block"}, "scope must be one of global, layer, row; got 'block'"),
         ({"structure": "channels"}, "structure must be one of unstructured, 2:4; got 'channels'"),
         ({"structure": "2:4", "sparsity": 0.6}, "2:4 removes one half in one round"),
         ({"recompute": 0}, "recompute must be a whole number >= 1, got 0"),
         ({"recompute": 3}, "recompute=3 needs measure"),
         ({"criterion": "luck"}, "criterion must be one of magnitude"),
         ({"criterion": "taylor"}, "'gradient' was not measured; there is rms"),
-        ({"criterion": "wanda"}, "needs norms=input_norms"),
+        ({"criterion": "wanda"}, "norms=input_norms"),
         ({"temper": 0.0}, r"temper must be a number in \(0, 2\], got 0.0"),
     ],
 )

@@ -120,6 +120,7 @@ def test_training_with_the_masks_on_brings_loss_back(tmp_path, source):
         (["--criteria", "curvature@0"], "a radius > 0 stands behind the @"),
         (["--criteria", "fisher@0.1"], "of one that probes"),
         (["--layers", "2"], "--layers must be a number in (0, 1), got 2.0"),
+        (["--finetune", "-1"], "--finetune must be a whole number of epochs >= 0, got -1"),
         (["--gradients", "3"], "--gradients must be at least 10, got 3"),
         (["--checkpoint", "nowhere.pt"], "there is no checkpoint 'nowhere.pt'"),
     ],
@@ -128,6 +129,7 @@ def test_bad_input_gets_one_sentence(tmp_path, source, asked, told):
     result = compress(source, "--out", tmp_path / "out", *asked)
     assert result.exit_code == 2
     assert told in " ".join(result.stderr.split())
+    assert not list(tmp_path.rglob("checkpoint.pt"))  # nothing was trained for it
 
 
 def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
@@ -177,9 +179,8 @@ def test_a_folder_with_another_network_is_refused(tmp_path, source):
     """The same layers, trained on other data, would be pruned as if they were these."""
     asked = ["--out", tmp_path / "out", "--sparsity", "0.5", "--criteria", "magnitude"]
     compress(source, *asked)
-    other = tmp_path / "other.py"
-    other.write_text(PROBLEM.replace("> 0", "> 0.5"))
-    result = compress(f"{other}:problem", *asked)
+    Path(source.rpartition(":")[0]).write_text(PROBLEM.replace("> 0", "> 0.5"))
+    result = compress(source, *asked)
     assert result.exit_code == 2
     assert "holds another network: choose another --out" in " ".join(result.stderr.split())
 

@@ -50,14 +50,14 @@ def compress(
     """Compare criteria of pruning on a trained network, at equal gradients.
 
     Trains the network with AdamW first, unless weights are given, and keeps it in the folder for
-    the next time. Ends with a table of validation losses, a decision, a figure and the network
-    pruned by the best criterion at every sparsity.
+    the next time. Ends with a table of validation losses, a decision, a figure and, for every
+    sparsity, the pruned network whose loss is lowest.
     """
     import torch
 
     from aliceopt.lab import carry_out
     from aliceopt.lab.calibration import calibrate
-    from aliceopt.lab.compression import ROWS, compare, network_of, problem_run
+    from aliceopt.lab.compression import ROWS, check, compare, network_of, problem_run
     from aliceopt.lab.lock import locked
     from aliceopt.lab.results.compression_table import calibration_table
     from aliceopt.lab.terminal import stdout_console
@@ -71,6 +71,7 @@ def compress(
         which = seeds_of(seeds)
         place = torch.device(carry_out.devices(device)[0])
         chosen = split_names(criteria) or list(ROWS)
+        check(chosen, shares, gradients, finetune)
         keeper, console = _Keeper(folder), stdout_console()
         found: list[Any] = []
         numbers = which if isinstance(which, list) else list(range(which or 1))
@@ -102,14 +103,14 @@ def _numbers(text: str) -> list[float]:
 
 
 class _Keeper:
-    """Keeps the best network of every sparsity in the folder, its masks made final."""
+    """Keeps the network of lowest loss at every sparsity in the folder, its masks made final."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.best: dict[float, float] = {}
 
     def __call__(self, result: Any, model: Any) -> None:
-        if result.loss >= self.best.get(result.sparsity, float("inf")):
+        if not result.loss < self.best.get(result.sparsity, float("inf")):
             return
         import torch
         from torch.nn.utils import prune

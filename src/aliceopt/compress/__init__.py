@@ -9,12 +9,13 @@
 ========================== ======================================================================
 """
 
+from .averages import TERMS, Sensitivity
 from .criteria import CRITERIA, input_norms, scores, tempering
 from .increase import Increase, measured_increase, predicted_increase, removal
 from .pruning import Pruned, masks_of, prune, tempering_for
 from .recalibration import recalibrate
 from .rounding import Rounding, bits, rounded
-from .sensitivity import TERMS, Sensitivity, default_radius, sensitivity
+from .sensitivity import default_radius, sensitivity
 from .weights import Weight, weights_of
 
 __all__ = [

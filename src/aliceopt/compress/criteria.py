@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..theory.glass_bound import GLASS_LOSS_FACTOR
-from .sensitivity import CURVATURES, Sensitivity
+from .averages import CURVATURES, Sensitivity
 from .weights import Weight, weights_of
 
 __all__ = ["CRITERIA", "input_norms", "scores", "tempering"]
@@ -121,7 +121,9 @@ def _needed(
 ) -> list[Mapping[str, Tensor]]:
     if criterion == "wanda":
         if norms is None:
-            raise ValueError("criterion 'wanda' needs norms=input_norms(model, forward, batches)")
+            raise ValueError(
+                "criterion 'wanda' needs scores(model, criterion='wanda', norms=input_norms(...))"
+            )
         return [norms]
     if not terms:
         return []
@@ -160,8 +162,9 @@ def input_norms(
     with _listening(weights, sums), torch.no_grad():
         for batch in batches:
             forward(batch)
-    if not sums:
-        raise ValueError("no layer was called: forward must run the model")
+    missed = [name for name in weights if name not in sums]
+    if missed:
+        raise ValueError(f"{missed[0]!r} was never called: forward must run the whole model")
     norms = {name: total.sqrt().float() for name, total in sums.items()}
     return {n: norm.expand_as(weights[n].parameter).contiguous() for n, norm in norms.items()}
 
@@ -189,12 +192,13 @@ def _squared_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:
     """Sum of squares a feature, in the shape of one row of the weight."""
     if isinstance(layer, nn.Linear):
         return inputs.double().square().flatten(0, -2).sum(0)
-    if isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
+    plain = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and layer.groups == 1
+    if isinstance(layer, nn.Conv2d) and plain and not isinstance(layer.padding, str):
         columns = nn.functional.unfold(
             inputs.float(),
             layer.kernel_size,
             layer.dilation,
-            layer.padding,  # type: ignore[arg-type]
+            layer.padding,
             layer.stride,
         )
         return columns.double().square().sum((0, 2)).view(layer.weight.shape[1:])

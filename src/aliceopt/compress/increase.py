@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..probe import BufferGuard, RandomState
+from ..sharding import is_dtensor
 from ..theory.glass_bound import GLASS_LOSS_FACTOR
-from .sensitivity import Sensitivity
-from .weights import weights_of
+from .averages import CURVATURES, Sensitivity
+from .weights import Weight, weights_of
 
 __all__ = ["Increase", "measured_increase", "predicted_increase"]
 
@@ -39,8 +41,9 @@ class Increase:
 
 
 def removal(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The displacement that masks make: minus the weight where it goes."""
+    """The displacement that masks make, before they are applied: minus the weight where it goes."""
     weights = weights_of(model, masks)
+    _check_whole(weights)
     return {
         name: torch.where(mask.bool(), 0.0, -weights[name].values().float())
         for name, mask in masks.items()
@@ -59,10 +62,19 @@ def predicted_increase(
     ``moves`` are displacements by name (see `removal`); ``hessian`` says by which term, "signed"
     being the one whose expectation is the diagonal. What was not measured is left out.
     """
+    if hessian not in CURVATURES:
+        raise ValueError(f"hessian must be one of {', '.join(CURVATURES)}; got {hessian!r}")
     known = {term: _term(measured, term, radius) for term in ("gradient", hessian, "glass")}
+    if all(mean is None for mean in known.values()):
+        raise ValueError(
+            f"nothing to predict from: measure gradient, {hessian} or glass, not only "
+            f"{', '.join(measured.terms)}"
+        )
     layers: dict[str, Increase] = {}
     cubes = 0.0
     for name, move in moves.items():
+        if any(mean is not None and name not in mean for mean in known.values()):
+            raise ValueError(f"{name!r} was not measured")
         there = {term: None if mean is None else mean[name] for term, mean in known.items()}
         cube = _sum(there["glass"], move.abs() ** 3)
         cubes += cube or 0.0
@@ -98,6 +110,12 @@ def _total(parts: list[float | None]) -> float | None:
     return sum(told) if told else None
 
 
+def _check_whole(weights: Mapping[str, Weight]) -> None:
+    for name, weight in weights.items():
+        if is_dtensor(weight.parameter):
+            raise ValueError(f"{name!r} is sharded: move the whole model in one process")
+
+
 @torch.no_grad()
 def measured_increase(
     model: nn.Module,
@@ -107,20 +125,34 @@ def measured_increase(
 ) -> float:
     """The loss after the moves minus the loss before, averaged over batches.
 
-    ``loss_of`` gives the loss of a batch. The weights are as before afterwards, also if it fails.
+    ``loss_of`` gives the loss of a batch. Both losses start from the same buffers and random state;
+    these and the weights are as before afterwards, also if it fails.
     """
     weights = weights_of(model, moves)
+    _check_whole(weights)
+    random = RandomState({weight.parameter.device for weight in weights.values()})
+    buffers = BufferGuard(model)
+
+    def loss(batch: Any) -> float:
+        torch.clear_autocast_cache()  # casts of weights that were elsewhere
+        try:
+            return float(loss_of(batch))
+        finally:
+            random.restore()
+            buffers.restore()
+
     home = {name: weight.parameter.detach().clone() for name, weight in weights.items()}
     rises = []
     for batch in batches:
-        before = float(loss_of(batch))
+        before = loss(batch)
         try:
             for name, weight in weights.items():
                 weight.parameter.add_(moves[name].to(weight.parameter))
-            rises.append(float(loss_of(batch)) - before)
+            rises.append(loss(batch) - before)
         finally:
             for name, weight in weights.items():
                 weight.parameter.copy_(home[name])
+            torch.clear_autocast_cache()
     if not rises:
         raise ValueError("there are no batches: nothing was measured")
     return sum(rises) / len(rises)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from ..sharding import is_dtensor
+from .averages import Sensitivity
 from .criteria import CRITERIA, scores, tempering
-from .sensitivity import Sensitivity
 from .weights import Weight, weights_of
 
 __all__ = ["Pruned", "masks_of", "prune", "tempering_for"]
 
-SCOPES = ("global", "layer")
+SCOPES = ("global", "layer", "row")
 STRUCTURES = ("unstructured", "2:4")
 
 
@@ -41,6 +41,7 @@ def prune(
     scope: str = "global",
     structure: str = "unstructured",
     criterion: str = "curvature",
+    radius: float | None = None,
     temper: float = 1.0,
     recompute: int = 1,
     measure: Callable[[], Sensitivity] | None = None,
@@ -50,16 +51,18 @@ def prune(
     Every layer gets the buffer ``weight_mask`` and the parameter ``weight_orig``, as
     torch.nn.utils.prune does it: masked weights stay zero in training, and
     ``torch.nn.utils.prune.remove(layer, "weight")`` makes it final. If anything is wrong, nothing
-    is changed.
+    is changed; only a ``measure`` that fails between two rounds leaves those that were done.
 
     Args:
         model: its linear and convolution layers, see `weights_of`.
         measured: a sensitivity, or scores by name.
         sparsity: the share to be removed, of all weights that were measured, those removed before
             included; with "2:4" it is one half.
-        scope: "global" compares all weights with each other, "layer" removes that share of each.
+        scope: "global" compares all weights with each other; "layer" removes that share of each
+            layer, and "row" of each of its outputs.
         structure: "unstructured", or "2:4", two of every four neighbours in a row of inputs.
         criterion: see `scores`.
+        radius: which, of a sensitivity that has several.
         temper: see `scores`.
         recompute: rounds, between which ``measure`` is asked for a new sensitivity; the share that
             is kept falls by the same factor in each.
@@ -76,11 +79,11 @@ def prune(
             measured = measure()
         share = 1 - kept ** (turn / recompute)
         worth = (
-            scores(model, measured, criterion, temper=temper)
+            scores(model, measured, criterion, radius=radius, temper=temper)
             if isinstance(measured, Sensitivity)
             else dict(measured)
         )
-        weights = _fitting(model, worth)
+        weights, worth = _fitting(model, worth, share)
         chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
         found = _apply(weights, chosen, dense)
     assert found is not None
@@ -98,6 +101,8 @@ def masks_of(
         fit = {name: score for name, score in worth.items() if score.flatten(1).shape[1] % 4 == 0}
         masks = {name: _two_of_four(score) for name, score in fit.items()}
         return masks, tuple(name for name in worth if name not in fit)
+    if scope == "row":
+        return {name: _by_row(score, sparsity) for name, score in worth.items()}, ()
     groups = [dict(worth)] if scope == "global" else [{name: s} for name, s in worth.items()]
     masks = {}
     for group in groups:
@@ -111,6 +116,12 @@ def masks_of(
             for (name, score), part in zip(group.items(), parts, strict=True)
         }
     return masks, ()
+
+
+def _by_row(score: Tensor, sparsity: float) -> Tensor:
+    rows = score.flatten(1)
+    order = rows.argsort(dim=1, stable=True)[:, : round(sparsity * rows.shape[1])]
+    return torch.ones_like(rows, dtype=torch.bool).scatter_(1, order, False).view_as(score)
 
 
 def tempering_for(
@@ -176,8 +187,13 @@ def _check(
         )
 
 
-def _fitting(model: nn.Module, worth: Mapping[str, Tensor]) -> dict[str, Weight]:
-    """The weights that are scored; every score must fit, and be a number."""
+def _fitting(
+    model: nn.Module, worth: Mapping[str, Tensor], share: float
+) -> tuple[dict[str, Weight], dict[str, Tensor]]:
+    """The weights that are scored, and their scores, which must fit and be numbers.
+
+    What masks have removed already goes first; a share below that cannot be had.
+    """
     weights = weights_of(model, worth)
     for name, score in worth.items():
         parameter = weights[name].parameter
@@ -190,7 +206,16 @@ def _fitting(model: nn.Module, worth: Mapping[str, Tensor]) -> dict[str, Weight]
             )
         if score.isnan().any():
             raise ValueError(f"the score of {name!r} is not a number in places")
-    return weights
+    gone = {name: w.mask == 0 for name, w in weights.items() if w.mask is not None}
+    already = sum(int(mask.sum()) for mask in gone.values())
+    total = sum(weight.parameter.numel() for weight in weights.values())
+    if already > round(share * total):
+        raise ValueError(
+            f"{100 * already / total:.3g}% are removed already, more than the {100 * share:.3g}% "
+            "asked for"
+        )
+    first = {name: worth[name].masked_fill(mask, -torch.inf) for name, mask in gone.items()}
+    return weights, {**worth, **first}
 
 
 def _apply(
@@ -198,10 +223,13 @@ def _apply(
 ) -> Pruned:
     for name, mask in masks.items():
         torch_prune.custom_from_mask(weights[name].layer, "weight", mask)
-    left = {
-        name: int(masks[name].sum()) if name in masks else w.parameter.numel()
-        for name, w in weights.items()
-    }
     sizes = {name: weight.parameter.numel() for name, weight in weights.items()}
+    left = {name: _left(weight.layer, sizes[name]) for name, weight in weights.items()}
     shares = {name: 1 - left[name] / sizes[name] for name in weights}
     return Pruned(1 - sum(left.values()) / sum(sizes.values()), shares, dense)
+
+
+def _left(layer: nn.Module, size: int) -> int:
+    """What masks have left of a layer, earlier ones included."""
+    mask = getattr(layer, "weight_mask", None)
+    return size if mask is None else int(mask.sum())

@@ -38,10 +38,12 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
                 done += 1
         if not done:
             raise ValueError("there are no batches: the statistics stay as they were")
+        for norm, _, statistics in before:
+            if int(norm.num_batches_tracked) == 0:  # type: ignore[arg-type]
+                _put_back(norm, statistics)  # it was not called
     except BaseException:
         for norm, _, statistics in before:
-            for name, value in statistics.items():
-                getattr(norm, name).copy_(value)
+            _put_back(norm, statistics)
         raise
     finally:
         for norm, momentum, _ in before:
@@ -49,6 +51,11 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
         for module, training in modes:
             module.training = training
     return len(norms)
+
+
+def _put_back(norm: _BatchNorm, statistics: dict[str, torch.Tensor]) -> None:
+    for name, value in statistics.items():
+        getattr(norm, name).copy_(value)
 
 
 def _statistics(norm: _BatchNorm) -> dict[str, torch.Tensor]:

@@ -2,8 +2,8 @@
 
 A weight rounded to a grid of b bits moves by a finite distance e, for ``h e^2 / 2``. A layer's cost
 falls about fourfold with every bit. Bits are given one at a time to the layer whose cost falls most
-for the memory that the bit takes; with costs that are convex in the number of bits, as they are up
-to rounding luck, no other way to spend as many is cheaper.
+for the memory that the bit takes: with costs convex in the number of bits and layers of one size no
+other way to spend as many is cheaper, and with others the last bits may be spent a little better.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .sensitivity import Sensitivity
+from .averages import Sensitivity
 from .weights import weights_of
 
 __all__ = ["Rounding", "bits", "rounded"]
@@ -46,6 +46,7 @@ def bits(
     average: float = 4.0,
     *,
     term: str = "rms",
+    radius: float | None = None,
     least: int = 2,
     most: int = 8,
     temper: float = 1.0,
@@ -60,7 +61,7 @@ def bits(
         raise ValueError(f"bits must be 2 <= least <= most <= 16, got {least!r} and {most!r}")
     if not isinstance(average, int | float) or not least <= average <= most:
         raise ValueError(f"average must be a number from {least} to {most}, got {average!r}")
-    curvature = measured.curvature(term)
+    curvature = measured.curvature(term, radius)
     weights = weights_of(model, curvature)
     values = {name: weight.values().float() for name, weight in weights.items()}
     tried = {

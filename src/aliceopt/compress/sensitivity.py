@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,97 +33,15 @@ import torch
 from torch import Tensor, nn
 
 from ..landscape.excursion import Visit, excursion, sites_of
-from ..sharding import as_part_of, local, sum_over_shards, whole
+from ..sharding import as_part_of, sum_over_shards, whole
 from ..site import Draw, Site, signs_of, state_dtype
+from .averages import CENTER, SIDES, TERMS, Key, Sensitivity
+from .resuming import own_path, save, started, zeros
 from .weights import weights_of
 
-__all__ = ["TERMS", "Sensitivity", "default_radius", "sensitivity"]
+__all__ = ["default_radius", "sensitivity"]
 
-TERMS = ("rms", "abs", "signed", "free", "glass", "gradient", "fisher")
-_SIDES = ("rms", "abs", "signed", "free", "glass")
-CURVATURES = ("rms", "abs", "signed", "free")
-_CENTER = ("free", "glass", "gradient", "fisher")
 _STREAM = 0x636D7072 << 32  # other signs than an optimizer of the same seed
-
-Key = tuple[str, float]
-"""A term and its radius; 0 for terms that have none."""
-
-
-@dataclass
-class Sensitivity:
-    """Running averages over ``batches``, by term, radius and name of the weight.
-
-    ``spreads`` holds sums of squared deviations where errors were asked for, else nothing.
-    """
-
-    radii: tuple[float, ...]
-    terms: tuple[str, ...]
-    seed: int
-    batches: int = 0
-    gradients: int = 0
-    means: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
-    spreads: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
-
-    def mean(self, term: str, radius: float | None = None) -> dict[str, Tensor]:
-        """The average of a term; the radius may be left out where there is one."""
-        return self.means[self._key(term, radius)]
-
-    def error(self, term: str, radius: float | None = None) -> dict[str, Tensor]:
-        """The standard error of the average, over batches and signs."""
-        key = self._key(term, radius)
-        if key not in self.spreads:
-            raise ValueError(f"no errors of {term!r} were kept: measure with errors=True")
-        if self.batches < 2:
-            raise ValueError("a standard error needs two batches or more, got 1")
-        scale = 1 / (self.batches * (self.batches - 1))
-        return {name: (spread * scale).sqrt() for name, spread in self.spreads[key].items()}
-
-    def curvature(self, term: str = "rms", radius: float | None = None) -> dict[str, Tensor]:
-        """A term as a curvature, loss / length^2 and not negative.
-
-        The root of the average for "rms" and "free", where what came out negative counts as zero;
-        for "abs" and "signed" its size.
-        """
-        if term not in CURVATURES:
-            raise ValueError(f"curvatures are {', '.join(CURVATURES)}; got {term!r}")
-        mean = self.mean(term, radius)
-        if term in ("rms", "free"):
-            return {name: value.clamp(min=0).sqrt() for name, value in mean.items()}
-        return {name: value.abs() for name, value in mean.items()}
-
-    def _key(self, term: str, radius: float | None) -> Key:
-        if term not in self.terms:
-            raise ValueError(f"{term!r} was not measured; there is {', '.join(self.terms)}")
-        if term not in _SIDES:
-            return term, 0.0
-        if radius is None and len(self.radii) > 1:
-            raise ValueError(f"which radius? There are {', '.join(f'{r:g}' for r in self.radii)}")
-        chosen = self.radii[0] if radius is None else radius
-        if chosen not in self.radii:
-            said = ", ".join(f"{r:g}" for r in self.radii)
-            raise ValueError(f"radius {radius!r} was not measured; there is {said}")
-        return term, chosen
-
-    def full(self) -> Sensitivity:
-        """The same with whole tensors in every process, where weights are sharded."""
-        means, spreads = (
-            {
-                key: {name: whole(value) for name, value in there.items()}
-                for key, there in kept.items()
-            }
-            for kept in (self.means, self.spreads)
-        )
-        return replace(self, means=means, spreads=spreads)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, in types that torch.load reads with weights_only."""
-        names = ("radii", "terms", "seed", "batches", "gradients", "means", "spreads")
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Sensitivity:
-        """What `state_dict` gave."""
-        return cls(**state)
 
 
 def default_radius(
@@ -183,8 +100,8 @@ def sensitivity(
         seed: of the signs; torch's random state is not used.
         center: where to measure, by name; None: at the weights as they stand.
         checkpoint: a file, written at every ``every``-th batch and at the end; if it is there
-            already, the measurement goes on from it, to the same bits. With sharded weights each
-            process has its own, the rank behind its name.
+            already, the measurement goes on from it, to the same bits. Of several processes each
+            has its own, the rank behind its name.
         progress: called with the number of batches done.
     """
     if not callable(closure):
@@ -193,8 +110,8 @@ def sensitivity(
     radii = _checked_radii(default_radius(model, names) if radius is None else radius)
     tensors = {name: weight.parameter for name, weight in weights.items()}
     sites = sites_of(tensors, model, radii[0], center)
-    path = None if checkpoint is None else _own_path(Path(checkpoint), sites.values())
-    found = _started(Sensitivity(radii, _checked_terms(terms), seed), path, sites, errors)
+    path = None if checkpoint is None else own_path(Path(checkpoint))
+    found = started(Sensitivity(radii, _checked_terms(terms), seed), path, sites, errors)
     for batch in islice(batches, found.batches, None):
         unique = list(sites.values())
         looking = excursion(unique, model, partial(closure, batch), radii[-1] / radii[0])
@@ -202,13 +119,13 @@ def sensitivity(
             _measure(found, sites, visit, reach)
         found.batches += 1
         if path is not None and found.batches % every == 0:
-            _save(found, path)
+            save(found, path)
         if progress is not None:
             progress(found.batches)
     if found.batches == 0:
         raise ValueError("there are no batches: nothing was measured")
     if path is not None:
-        _save(found, path)
+        save(found, path)
     return _distributed(found, sites)
 
 
@@ -233,55 +150,6 @@ def _checked_terms(terms: Any) -> tuple[str, ...]:
     return wanted
 
 
-def _own_path(path: Path, sites: Iterable[Site]) -> Path:
-    sharded = any(site.sharded for site in sites)
-    return path.with_name(f"{path.name}.{torch.distributed.get_rank()}") if sharded else path
-
-
-def _started(
-    wanted: Sensitivity, path: Path | None, sites: Mapping[str, Site], errors: bool
-) -> Sensitivity:
-    """Averages of nothing yet, or those of a checkpoint, which must be of the same kind."""
-    keys = [
-        (term, radius)
-        for term in wanted.terms
-        for radius in (wanted.radii if term in _SIDES else (0.0,))
-    ]
-    if path is None or not path.exists():
-        for key in keys:
-            for kept in (wanted.means, wanted.spreads) if errors else (wanted.means,):
-                kept[key] = {name: _zeros(site) for name, site in sites.items()}
-        return wanted
-    there = Sensitivity.from_state_dict(torch.load(path, weights_only=True))
-    wanted_, there_ = _kind(wanted), _kind(there)
-    shapes = {name: tuple(_zeros(site).shape) for name, site in sites.items()}
-    if wanted_ != there_ or bool(there.spreads) != errors:
-        raise ValueError(
-            f"{str(path)!r} was measured with {there_}, not {wanted_}: another measurement needs "
-            "another checkpoint"
-        )
-    if {name: tuple(mean.shape) for name, mean in there.means[keys[0]].items()} != shapes:
-        raise ValueError(f"{str(path)!r} is of a model with other weights")
-    for values in (*there.means.values(), *there.spreads.values()):
-        values.update({name: values[name].to(_zeros(site)) for name, site in sites.items()})
-    return there
-
-
-def _kind(found: Sensitivity) -> str:
-    radii = ", ".join(f"{radius:g}" for radius in found.radii)
-    return f"radius {radii}, terms {', '.join(found.terms)}, seed {found.seed}"
-
-
-def _zeros(site: Site) -> Tensor:
-    return torch.zeros_like(local(site.param), dtype=state_dtype(site.param))
-
-
-def _save(found: Sensitivity, path: Path) -> None:
-    beside = path.with_name(path.name + ".writing")
-    torch.save(found.state_dict(), beside)
-    beside.replace(path)
-
-
 def _distributed(found: Sensitivity, sites: Mapping[str, Site]) -> Sensitivity:
     """The averages of sharded weights as the distributed tensors that they are parts of."""
     for kept in (*found.means.values(), *found.spreads.values()):
@@ -298,12 +166,12 @@ def _measure(
     """One batch: its samples go into the averages."""
     draw, number = Draw(found.seed ^ _STREAM, found.batches), found.batches + 1
     center: list[Tensor] = []
-    if any(term in _CENTER for term in found.terms):
+    if any(term in CENTER for term in found.terms):
         center = _taken(visit(draw, 0.0), sites, number)
         found.gradients += 1
         _add(found, sites, "gradient", 0.0, center)
         _add(found, sites, "fisher", 0.0, [g.square() for g in center])
-    for radius in found.radii if any(term in _SIDES for term in found.terms) else ():
+    for radius in found.radii if any(term in SIDES for term in found.terms) else ():
         multiple = radius / found.radii[0]
         plus = _taken(visit(draw, multiple), sites, number)
         minus = _taken(visit(draw, -multiple), sites, number)
@@ -322,7 +190,7 @@ def _taken(grads: Sequence[Tensor | None], sites: Mapping[str, Site], number: in
             f"batch {number}: the closure left no gradient in any weight; it must call backward()"
         )
     taken = [
-        _zeros(site) if grad is None else grad.to(state_dtype(site.param), copy=True)
+        zeros(site) if grad is None else grad.to(state_dtype(site.param), copy=True)
         for grad, site in zip(grads, sites.values(), strict=True)
     ]
     sums = torch.stack(  # over shards, so that all processes say the same

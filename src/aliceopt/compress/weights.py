@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ..landscape.excursion import inner_name
+from ..sharding import reshard
 
 __all__ = ["Weight", "weights_of"]
 
@@ -37,17 +39,22 @@ class Weight:
 def weights_of(model: nn.Module, names: Iterable[str] | None = None) -> dict[str, Weight]:
     """By name, the weights of linear and convolution layers that are trained; or those named.
 
-    A tensor that several layers share (a tied embedding) is left out: removed for one of them, it
-    would be removed for all, or no longer be shared.
+    Left out are tensors that several layers share (a tied embedding): removed for one of them, it
+    would be removed for all, or no longer be shared; and layers on which masks would not work,
+    because their weights are made of other parameters (weight norm) or used without a call of the
+    layer (the projections of torch's MultiheadAttention).
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"a torch.nn.Module is needed, got {type(model).__name__}")
+    reshard(model)  # an unsharded FSDP2 module has other parameters
     users = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     found = {}
     for prefix, layer in model.named_modules():
         if isinstance(layer, nn.Linear | _ConvNd):
-            parameter = getattr(layer, "weight_orig", layer.weight)
-            assert isinstance(parameter, nn.Parameter)
+            masked = hasattr(layer, "weight_orig") and hasattr(layer, "weight_mask")
+            parameter = layer._parameters.get("weight_orig" if masked else "weight")
+            if parameter is None or isinstance(layer, NonDynamicallyQuantizableLinear):
+                continue
             if parameter.requires_grad and users[id(parameter)] == 1:
                 name = inner_name(f"{prefix}.weight" if prefix else "weight")
                 found[name] = Weight(name, layer, parameter, getattr(layer, "weight_mask", None))

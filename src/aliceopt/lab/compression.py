@@ -8,6 +8,7 @@ whole validation data.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import time
@@ -42,7 +43,17 @@ from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import train
 from aliceopt.lab.writing import replacing
 
-__all__ = ["ROWS", "Network", "Result", "Row", "compare", "network_of", "problem_run", "row_of"]
+__all__ = [
+    "ROWS",
+    "Network",
+    "Result",
+    "Row",
+    "check",
+    "compare",
+    "network_of",
+    "problem_run",
+    "row_of",
+]
 
 Batch = tuple[Any, Any]
 
@@ -60,11 +71,12 @@ class Row(NamedTuple):
     gradients: int
     temper: float | None = 1.0
     radius: float | None = None
+    scope: str = "global"
 
 
 ROWS: dict[str, Row] = {
     "magnitude": Row("magnitude", "magnitude", 0),
-    "wanda": Row("Wanda: |w| times its inputs", "wanda", 0),
+    "wanda": Row("Wanda: |w| times its inputs, by row", "wanda", 0, scope="row"),
     "taylor": Row("Taylor: |g w|", "taylor", 1),
     "fisher": Row("Fisher: F w\u00b2", "fisher", 1),
     "fisher-root": Row("Fisher, tempered: F^\u00bd w\u00b2", "fisher", 1, 0.5),
@@ -225,7 +237,10 @@ def network_of(
 
 def _check_same(run: Run, path: Path, *, begun: bool) -> None:
     """A folder's network is used again only for the run that made it."""
-    text = json.dumps(run.as_dict(), sort_keys=True, indent=1)
+    source = str(run.problem.get("function", "")).rpartition(":")[0]
+    code = Path(source).read_bytes() if source and Path(source).exists() else b""
+    made_by = {**run.as_dict(), "code": hashlib.sha256(code).hexdigest()}
+    text = json.dumps(made_by, sort_keys=True, indent=1)
     if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
         raise PlanError(f"{str(path.parent)!r} holds another network: choose another --out")
     with replacing(path) as beside:
@@ -244,6 +259,20 @@ def _weights(path: Path) -> Mapping[str, Tensor]:
 # ---- the comparison -----------------------------------------------------------------------------
 
 
+def check(
+    criteria: Sequence[str], sparsities: Sequence[float], gradients: int, finetune: int
+) -> dict[str, Row]:
+    """The criteria by name; refuses what cannot be compared, before anything is trained."""
+    for sparsity in sparsities:
+        if not 0 < sparsity < 1:
+            raise PlanError(f"--sparsity must be numbers in (0, 1), got {sparsity!r}")
+    if gradients < 10:
+        raise PlanError(f"--gradients must be at least 10, got {gradients}")
+    if finetune < 0:
+        raise PlanError(f"--finetune must be a whole number of epochs >= 0, got {finetune}")
+    return {name: row_of(name) for name in criteria}
+
+
 def compare(
     network: Network,
     seed: int,
@@ -255,12 +284,7 @@ def compare(
     keep: Callable[[Result, nn.Module], Any] = lambda result, model: None,
 ) -> Iterator[Result]:
     """Prune by every criterion to every sparsity, one result after the other."""
-    rows = {name: row_of(name) for name in criteria}
-    for sparsity in sparsities:
-        if not 0 < sparsity < 1:
-            raise PlanError(f"--sparsity must be numbers in (0, 1), got {sparsity!r}")
-    if gradients < 10:
-        raise PlanError(f"--gradients must be at least 10, got {gradients}")
+    rows = check(criteria, sparsities, gradients, finetune)
     told = network.evaluated(network.model)
     yield Result("none", 0.0, seed, told["loss"], told["metric"], 0, 0.0, None, 0)
     for name, row in rows.items():
@@ -278,7 +302,7 @@ def compare(
             worth = scores(network.model, measured, row.criterion, temper=temper, norms=norms)
             cost = taken, spent + time.perf_counter() - begun, temper
             model = copy.deepcopy(network.model)
-            prune(model, worth, sparsity)
+            prune(model, worth, sparsity, scope=row.scope)
             _restore(network, model, finetune, seed)
             told = network.evaluated(model)
             result = Result(name, sparsity, seed, told["loss"], told["metric"], *cost, finetune)
@@ -291,7 +315,8 @@ def _measured(
 ) -> tuple[Sensitivity | None, dict[str, Tensor] | None]:
     if row.criterion == "wanda":
         seen = islice(network.batches(seed), RECALIBRATION_BATCHES)
-        return None, input_norms(network.model, lambda batch: network.model(batch[0]), seen)
+        with autocast(network.precision, network.device):
+            return None, input_norms(network.model, lambda batch: network.model(batch[0]), seen)
     if not row.gradients:
         return None, None
     share = 1 - TRIAL_SHARE if row.temper is None else 1.0

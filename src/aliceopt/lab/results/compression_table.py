@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -132,7 +133,7 @@ def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) ->
         axes = figure.add_subplot()
         whole = fmean(r.loss for r in _at(results, "none", 0.0).values())
         axes.axhline(whole, color="0.6", lw=0.8)
-        for look, name in zip(LOOKS, shown, strict=False):
+        for look, name in zip(cycle(LOOKS), shown, strict=False):
             means = [fmean(r.loss for r in _at(results, name, s).values()) for s in sparsities]
             style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"]}
             percent = [100 * s for s in sparsities]

@@ -49,5 +49,5 @@ def _filed(experiment: str, scale: str, method: str) -> dict[str, Any] | None:
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that make it another one, by name."""
-    course = {"schedule": config["training"]["schedule"]}
+    course = {name: config["training"][name] for name in ("steps", "schedule")}
     return {"optimizer": config["optimizer"], **config["options"], **course, **config["problem"]}

@@ -41,7 +41,10 @@ class Compared:
     runs: Runs
     tuning_only: bool
     paired: Paired | None
-    """Differences to the method compared with, over the seeds that both have; None below two."""
+    """Differences to the method compared with, over the seeds that both have.
+
+    None below two seeds, and where a run of either diverged.
+    """
 
     @property
     def finals(self) -> list[float]:
@@ -136,11 +139,9 @@ def _others(runs: Runs) -> dict[int, Line]:
 
 def _compared(name: str, rates: Mapping[float, Runs], rate: float, base: Runs) -> Compared:
     one, others = next(iter(rates[rate].values())), _others(rates[rate])
-    both = [
-        others[seed]["final"] - line["final"]
-        for seed, line in base.items()
-        if seed in others and None not in (others[seed]["final"], line["final"])
-    ]
+    pairs = [(others[seed]["final"], x["final"]) for seed, x in base.items() if seed in others]
+    lost = any(None in pair for pair in pairs)  # those that went well alone would lie
+    both = [] if lost else [mine - its for mine, its in pairs]
     same = others == base
     return Compared(
         name,

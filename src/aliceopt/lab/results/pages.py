@@ -15,6 +15,7 @@ replaced; a page without them is left as it is.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,10 @@ def fill(text: str, folder: Path) -> str:
                 f"{place[0].partition('-->')[0]}-->: one of {', '.join(_KINDS)} and the name of an "
                 "experiment stand there"
             )
+        try:
+            inspect.signature(_KINDS[kind]).bind(folder, *names)
+        except TypeError as error:
+            raise RecordError(f"{place[1]}: {error}") from error
         return f"{place[1]}{_KINDS[kind](folder, *names)}{place[4]}"
 
     return _PLACE.sub(written, text)
@@ -69,7 +74,12 @@ def _difference(folder: Path, name: str, method: str, to: str = "adamw") -> str:
 
 
 def _gain(folder: Path, name: str, method: str, to: str = "adamw") -> str:
-    return _difference(folder, name, method, to).lstrip(f"+{MINUS}")
+    row = _row(folder, name, method, to)
+    line = next(iter(row.runs.values()))
+    better = row.paired is not None and (row.paired.mean > 0) == (line["better"] == "higher")
+    if not better:
+        raise RecordError(f"{method!r} of {name!r} gains nothing over {to!r}: write difference")
+    return difference(row.paired, row.metric).lstrip(f"+{MINUS}")
 
 
 def _final(folder: Path, name: str, method: str) -> str:
@@ -82,7 +92,12 @@ def _seconds(folder: Path, name: str, method: str) -> str:
 
 
 def _runs(folder: Path, name: str) -> str:
-    return str(len(read_kept(folder / f"{name}.jsonl")))
+    experiment, _, scale = name.partition("/")
+    lines = read_kept(folder / f"{experiment}.jsonl")
+    lines = [line for line in lines if line["scale"] == (scale or "lab")]
+    if not lines:
+        raise RecordError(f"no results of {name!r} in {str(folder)!r}")
+    return str(len(lines))
 
 
 _KINDS: dict[str, Callable[..., str]] = {
