@@ -141,7 +141,7 @@ def test_a_terminal_that_cannot_say_a_name_loses_nothing(tmp_path):
         encoding="latin-1",
     )
     assert done.returncode == 0, done.stderr
-    assert "For ?.py:problem" in done.stdout
+    assert "?.py:problem: validation accuracy" in done.stdout
     assert "report: runs/study-?/report.html" in done.stdout
     assert "λ.py:problem" in (tmp_path / "runs/study-λ/report.html").read_text(encoding="utf-8")
 
