@@ -115,3 +115,23 @@ def all_events(folder: Path) -> dict[str, list[dict[str, Any]]]:
         )
         for place in places
     }
+
+
+TINY = {"terms": ["none", "glass"], "steps": ["naq"], "baselines": ["adam"], "epochs": 1}
+"""The smallest study: for `study_plan`."""
+
+
+def aliceopt(*arguments: Any) -> Any:
+    """The command, in this process."""
+    from typer.testing import CliRunner
+
+    from aliceopt.cli import build
+
+    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
+
+
+def tiny(*more: Any) -> Any:
+    """`TINY` with two seeds, from the command line."""
+    grid = ("--terms", "none,glass", "--steps", "naq", "--baselines", "adam")
+    size = ("--seeds", 2, "--epochs", 1, "--workers", 1, "--device", "cpu")
+    return aliceopt("study", *grid, *size, *more)

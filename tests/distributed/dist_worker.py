@@ -6,8 +6,10 @@ Everything that must not depend on the processes comes back as plain tensors and
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from aliceopt import Alice
+from aliceopt.compress import TERMS, sensitivity
 from aliceopt.integrations.window import Window
 from paper import paper_alice
 
@@ -212,3 +215,38 @@ def train(run: Run) -> Result:
             if not isinstance(p, DTensor)
         ],
     }
+
+
+def measured_sensitivity(run: Run) -> Result:
+    """All terms at two radii over five batches, whole and resumed after three; what was left."""
+    model, terms = wrapped(run), TERMS
+    before = [whole(parameter) for parameter in model.parameters()]
+
+    def measure(batches: int, **more: Any) -> list[Tensor]:
+        found = sensitivity(
+            model,
+            lambda step: backward(model, run, step),
+            range(batches),
+            (0.01, 0.05),
+            terms=terms,
+            errors=True,
+            **more,
+        ).full()
+        kept = [*found.means.values(), *found.spreads.values()]
+        return [tensor for there in kept for tensor in there.values()]
+
+    validation(model, run)  # leaves an FSDP2 root unsharded
+    once = measure(5)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kept"
+        measure(3, checkpoint=path)
+        resumed = measure(5, checkpoint=path)
+    after = [whole(parameter) for parameter in model.parameters()]
+    return {"found": once, "resumed": resumed, "before": before, "after": after}
+
+
+def copied(tree: Any) -> Any:
+    """A checkpoint that later steps cannot change."""
+    if isinstance(tree, dict):
+        return {k: copied(v) for k, v in tree.items()}
+    return tree.detach().clone() if isinstance(tree, Tensor) else tree

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from aliceopt import Alice
-from aliceopt.compress import TERMS, sensitivity
 from aliceopt.signs import block_signs, sign_key
 from aliceopt.site import Draw, Site, signs_of
 
@@ -50,14 +48,15 @@ from dist_worker import (
     alice,
     backward,
     batch,
+    copied,
     gathered_state,
+    measured_sensitivity,
     mine,
     network,
     parameters,
     sharded,
     train,
     validation,
-    whole,
     wrapped,
 )
 
@@ -124,13 +123,6 @@ def resumed(save: Callable[..., Any], load: Callable[..., Any], into: Run = FSDP
     for step in range(6, 10):
         advance(other, again, into, step)
     return {"straight": parameters(optimizer), "resumed": parameters(again)}
-
-
-def copied(tree: Any) -> Any:
-    """A checkpoint that later steps cannot change."""
-    if isinstance(tree, dict):
-        return {k: copied(v) for k, v in tree.items()}
-    return tree.detach().clone() if isinstance(tree, Tensor) else tree
 
 
 def plain_checkpoint(place: Callable[[Tensor], Tensor] = lambda value: value) -> Result:
@@ -330,34 +322,6 @@ def overflow() -> Result:
     counts = [optimizer.param_groups[0][name] for name in ("measuring_count", "quick_count")]
     moved = [bool((a != b).any()) for a, b in zip(parameters(optimizer), before, strict=True)]
     return {"counts": counts, "moved": moved, "scale": scaler.get_scale()}
-
-
-def measured_sensitivity(run: Run) -> Result:
-    """All terms at two radii over five batches, whole and resumed after three; what was left."""
-    model, terms = wrapped(run), TERMS
-    before = [whole(parameter) for parameter in model.parameters()]
-
-    def measure(batches: int, **more: Any) -> list[Tensor]:
-        found = sensitivity(
-            model,
-            lambda step: backward(model, run, step),
-            range(batches),
-            (0.01, 0.05),
-            terms=terms,
-            errors=True,
-            **more,
-        ).full()
-        kept = [*found.means.values(), *found.spreads.values()]
-        return [tensor for there in kept for tensor in there.values()]
-
-    validation(model, run)  # leaves an FSDP2 root unsharded
-    once = measure(5)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kept"
-        measure(3, checkpoint=path)
-        resumed = measure(5, checkpoint=path)
-    after = [whole(parameter) for parameter in model.parameters()]
-    return {"found": once, "resumed": resumed, "before": before, "after": after}
 
 
 SCENARIOS: dict[str, Callable[[], Result]] = {

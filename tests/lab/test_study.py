@@ -13,10 +13,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
 from torch import nn
-from typer.testing import CliRunner
 
 from aliceopt import Alice
-from aliceopt.cli import build
 from aliceopt.cli.folders import clear
 from aliceopt.lab.figures import study_methods
 from aliceopt.lab.methods import make_method
@@ -30,26 +28,9 @@ from aliceopt.lab.study import (
     study_folder,
     study_plan,
 )
-from lab_cases import all_events, write_problem
+from lab_cases import TINY, aliceopt, all_events, tiny, write_problem
 
-TINY = {"terms": ["none", "glass"], "steps": ["naq"], "baselines": ["adam"], "epochs": 1}
-
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-
-def aliceopt(*arguments):
-    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
-
-
-def tiny(*more):
-    grid = ("--terms", "none,glass", "--steps", "naq", "--baselines", "adam")
-    size = ("--seeds", 2, "--epochs", 1, "--workers", 1, "--device", "cpu")
-    return aliceopt("study", *grid, *size, *more)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 # ---- through to the report ---------------------------------------------------------------------

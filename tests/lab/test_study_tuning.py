@@ -8,32 +8,13 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-from typer.testing import CliRunner
 
-from aliceopt.cli import build
 from aliceopt.cli.folders import clear
 from aliceopt.lab.records import Journal, read_plan, read_runs, run_folder
 from aliceopt.lab.study import TUNING_SEED, rates_around, study_plan, tuned
-from lab_cases import all_events, write_problem, write_tuning
+from lab_cases import TINY, aliceopt, all_events, tiny, write_problem, write_tuning
 
-TINY = {"terms": ["none", "glass"], "steps": ["naq"], "baselines": ["adam"], "epochs": 1}
-
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-
-def aliceopt(*arguments):
-    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
-
-
-def tiny(*more):
-    grid = ("--terms", "none,glass", "--steps", "naq", "--baselines", "adam")
-    size = ("--seeds", 2, "--epochs", 1, "--workers", 1, "--device", "cpu")
-    return aliceopt("study", *grid, *size, *more)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_rates_are_half_a_decade_apart_around_the_middle():

@@ -9,7 +9,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["recalibrate"]
+__all__ = ["norms_of", "recalibrate"]
+
+
+def norms_of(model: nn.Module) -> list[_BatchNorm]:
+    """The modules of BatchNorm that keep running statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterable[Any]) -> int:
@@ -20,7 +25,7 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
     BatchNorms there are; a model without any is left alone. If it fails, the old statistics are
     back.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms = norms_of(model)
     if not norms:
         return 0
     modes = [(module, module.training) for module in model.modules()]

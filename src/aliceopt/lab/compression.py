@@ -182,6 +182,11 @@ def problem_run(
         )
         run = plan.runs[0]
         return replace(run, training=replace(run.training, keep_checkpoint=True))
+    return _studied_run(source, seed, precision, epochs)
+
+
+def _studied_run(source: str | None, seed: int, precision: str | None, epochs: float | None) -> Run:
+    """A function's problem or the digits, trained as a study trains AdamW."""
     settings = SETTINGS
     problem: dict[str, Any] = {"function": source}
     if source is None:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from aliceopt.compress.recalibration import norms_of
 from aliceopt.lab.data.splits import Split
 from aliceopt.lab.problem import Problem
 from aliceopt.probe import BufferGuard, RandomState
 
-__all__ = ["evaluate", "fresh_statistics", "norms_of"]
+__all__ = ["evaluate", "fresh_statistics"]
 
 STATISTICS_BATCHES = 50
 """Batches from which BatchNorm statistics of averaged weights are taken."""
@@ -64,12 +65,6 @@ def _size(targets: Any) -> int:
         return len(targets)
     except TypeError:
         return 1
-
-
-def norms_of(model: nn.Module) -> list[Any]:
-    """The modules of BatchNorm that keep running statistics."""
-    kind = nn.modules.batchnorm._BatchNorm
-    return [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
 
 
 @contextlib.contextmanager

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aliceopt.compress.recalibration import norms_of
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.clock import Clock, now
-from aliceopt.lab.evaluation import evaluate, fresh_statistics, norms_of
+from aliceopt.lab.evaluation import evaluate, fresh_statistics
 from aliceopt.lab.methods import Method, Step, make_method
 from aliceopt.lab.mirror import mirrored
 from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products

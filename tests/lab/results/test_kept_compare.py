@@ -17,8 +17,9 @@ from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import as_filed, changes
 from aliceopt.lab.results.kept import add
-from aliceopt.lab.results.kept_compare import TUNING_SEED, compare
+from aliceopt.lab.results.kept_compare import compare
 from aliceopt.lab.results.pages import fill
+from aliceopt.lab.study import TUNING_SEED
 from experiment_records import kept_run
 
 T2 = 4.302653  # Student's t, 97.5%, two degrees of freedom

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["calibration_table", "compression_table", "decision", "draw_compression"]
 
 
-_NOT_DRAWN = ("taylor", "point", "free", "both")
+_LEFT_OUT = ("taylor", "point", "free", "both")
+"""Not drawn where there are more criteria than lines that can be told apart."""
 
 
 def _is_ours(name: str) -> bool:
@@ -126,13 +127,15 @@ def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) ->
     from aliceopt.lab.figures.outcomes import LOOKS
 
     target = style.checked_path(path)
-    shown = [name for name in _criteria(results) if name not in _NOT_DRAWN]
+    shown = _criteria(results)
+    if len(shown) > len(LOOKS):
+        shown = [name for name in shown if name not in _LEFT_OUT]
     sparsities = _sparsities(results)
     with style.look():
-        figure = style.new_figure(3.2)
+        figure = style.new_figure(3.2 + 0.2 * len(shown))
         axes = figure.add_subplot()
         whole = fmean(r.loss for r in _at(results, "none", 0.0).values())
-        axes.axhline(whole, color="0.6", lw=0.8)
+        axes.axhline(whole, color="0.6", lw=0.8, label="none removed")
         for look, name in zip(cycle(LOOKS), shown, strict=False):
             means = [fmean(r.loss for r in _at(results, name, s).values()) for s in sparsities]
             style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"]}
@@ -140,5 +143,5 @@ def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) ->
             axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **style_of)
         axes.set_xlabel("weights removed, %")
         axes.set_ylabel("validation loss")
-        figure.legend(loc="outside right upper")
+        figure.legend(loc="outside upper left")
         return style.save(figure, target)

@@ -16,11 +16,9 @@ from aliceopt.lab.results.filed import as_filed
 from aliceopt.lab.results.kept import Line, read_kept
 from aliceopt.lab.results.numbers import MINUS, decimals, show_count, show_seconds, signed
 from aliceopt.lab.results.paired import ALPHA, Paired
+from aliceopt.lab.study import TUNING_SEED
 
-__all__ = ["HEAD", "TUNING_SEED", "Compared", "compare", "compare_kept", "difference"]
-
-TUNING_SEED = 1000
-"""The seed at which learning rates of the kept results were chosen; no other use is made of it."""
+__all__ = ["HEAD", "Compared", "compare", "compare_kept", "difference"]
 
 PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
 """Decimals of a final metric, and at least of a difference."""
