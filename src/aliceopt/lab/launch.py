@@ -33,13 +33,15 @@ TIME_IS_UP = "the time is up"
 class Setting:
     """What all runs of a plan share: where their records go, what is written besides, until when.
 
-    ``deadline`` is in seconds of `time.time`, or None.
+    ``deadline`` is in seconds of `time.time`, or None. ``sharing`` is how many runs a GPU trains at
+    once: with more than one, their seconds are not those of a run alone.
     """
 
     folder: Path
     resume: bool = False
     tensorboard: bool = False
     deadline: float | None = None
+    sharing: int = 1
 
     @property
     def over(self) -> bool:
@@ -88,4 +90,5 @@ def train_run(
         report=watch,
         team=team,
         deadline=setting.deadline,
+        sharing=setting.sharing,
     )

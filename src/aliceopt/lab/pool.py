@@ -178,6 +178,8 @@ class Local:
             _run_here(runs, setting, self.devices[0], watch)
         else:
             devices = [self.devices[i % len(self.devices)] for i in range(count)]
+            if not self.on_cpu:  # there every run has cores of its own
+                setting = replace(setting, sharing=-(-count // len(self.devices)))
             _Pool(runs, setting, devices, watch).run()
 
     def _count(self) -> int:

@@ -80,6 +80,7 @@ def train(
     tensorboard: bool = False,
     team: Team | None = None,
     deadline: float | None = None,
+    sharing: int = 1,
 ) -> str:
     """Train one run to its end, with everything recorded under ``folder``; returns its status.
 
@@ -87,6 +88,7 @@ def train(
     between two steps and returns "interrupted". A team minds the deadline alone.
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
     ``team``: the processes that share the work, of which this one leads; None: it is alone.
+    ``sharing``: how many runs the device trains at once, which is recorded.
     """
     team = team or Team()
     place = run_folder(folder, run.method, run.seed)
@@ -102,7 +104,8 @@ def train(
     with contextlib.closing(journal), mirrored(journal, place, first, tensorboard):
         team.begin(run, saved, deadline)
         try:
-            training = _Training(run, torch.device(device), journal, place, saved, report, team)
+            where = torch.device(device)
+            training = _Training(run, where, journal, place, saved, report, team, sharing)
             with team.stopping(deadline) as stop:
                 return training.go(stop)
         except Exception as error:
@@ -155,6 +158,7 @@ class _Training:
         saved: dict[str, Any] | None,
         report: Report,
         team: Team,
+        sharing: int = 1,
     ):
         self.run, self.plan, self.device, self.place = run, run.training, device, place
         self.journal, self.report, self.team = journal, report, team
@@ -176,7 +180,7 @@ class _Training:
         self.losses, self.clock = torch.zeros((), device=device), Clock(device)
         self.since = 0
         if saved is None:
-            self._write_start()
+            self._write_start(sharing)
             self._evaluate()
         else:
             self._restore(saved)
@@ -256,7 +260,7 @@ class _Training:
             "seconds": self.clock.seconds,
         }
 
-    def _write_start(self) -> None:
+    def _write_start(self, sharing: int) -> None:
         run = self.run
         self.journal.write(
             "start",
@@ -269,6 +273,7 @@ class _Training:
             data=self.problem.note,
             time=now(),
             **({"ranks": self.team.size} if self.team.size > 1 else {}),
+            **({"sharing": sharing} if sharing > 1 else {}),
         )
         if self.team.size > 1 and norms_of(self.model):
             self.journal.write("note", text="BatchNorm: means and variances of each rank's part")

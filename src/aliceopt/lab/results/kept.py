@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from aliceopt.lab.records import RecordError, RunRecord, read_found, read_plan
@@ -25,6 +26,7 @@ __all__ = [
     "check_line",
     "gather",
     "kept_line",
+    "mean_seconds",
     "read_kept",
     "settings_digest",
 ]
@@ -46,7 +48,7 @@ REQUIRED: dict[str, tuple[type, ...]] = {
     "best": (int, float, type(None)),
     "steps": (int,),
     "gradients": (int,),
-    "seconds": (int, float),
+    "seconds": (int, float, type(None)),
     "date": (str,),
     "device": (str,),
     "versions": (dict,),
@@ -55,7 +57,8 @@ REQUIRED: dict[str, tuple[type, ...]] = {
     "config": (dict,),
     "curve": (dict,),
 }
-"""What every line has, in this order, and of which type."""
+"""What every line has, in this order, and of which type. Seconds are those of a run that had its
+device to itself, otherwise null."""
 
 _CURVE = ("epoch", "gradients", "seconds", "loss", "metric")
 _ENDED = ("finished", "diverged")
@@ -74,6 +77,8 @@ class Added:
 def kept_line(plan: Mapping[str, Any], run: RunRecord) -> Line:
     """The line of one run that has ended."""
     start, end = run.start, run.end or {}
+    alone = start.get("sharing", 1) == 1
+    evaluations = run.evaluations if alone else [{**e, "seconds": None} for e in run.evaluations]
     config = _without_folders(run.config)
     line = {
         "experiment": plan["name"],
@@ -89,16 +94,22 @@ def kept_line(plan: Mapping[str, Any], run: RunRecord) -> Line:
         "best": end.get("best"),
         "steps": end.get("step"),
         "gradients": run.gradients,
-        "seconds": round(run.seconds, 3),
+        "seconds": round(run.seconds, 3) if alone else None,
         "date": start.get("time"),
         "device": start.get("device"),
         "versions": start.get("versions"),
         "parameters": start.get("parameters"),
         "data": start.get("data"),
         "config": config,
-        "curve": _columns(run.evaluations, _CURVE) | {"training": _training(run)},
+        "curve": _columns(evaluations, _CURVE) | {"training": _training(run)},
     }
     return {"id": identity(line), **line}
+
+
+def mean_seconds(lines: Iterable[Line]) -> float | None:
+    """Of the runs that had their device to themselves; None if there is none."""
+    known = [line["seconds"] for line in lines if line["seconds"] is not None]
+    return fmean(known) if known else None
 
 
 def identity(line: Mapping[str, Any]) -> str:

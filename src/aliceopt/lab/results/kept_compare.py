@@ -13,7 +13,7 @@ from statistics import fmean
 
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import as_filed
-from aliceopt.lab.results.kept import Line, read_kept
+from aliceopt.lab.results.kept import Line, mean_seconds, read_kept
 from aliceopt.lab.results.numbers import MINUS, decimals, show_count, show_seconds, signed
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.study import TUNING_SEED
@@ -60,7 +60,7 @@ class Compared:
             signed(fmean(finals), PLACES[self.metric]) if finals else "diverged",
             difference(self.paired, self.metric),
             show_count(fmean(line["gradients"] for line in self.runs.values())),
-            show_seconds(fmean(line["seconds"] for line in self.runs.values())),
+            show_seconds(mean_seconds(self.runs.values())),
         )
 
     def _lost(self, finished: int) -> str:

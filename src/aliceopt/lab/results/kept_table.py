@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import changes
-from aliceopt.lab.results.kept import Line, read_kept, settings_digest
+from aliceopt.lab.results.kept import Line, mean_seconds, read_kept, settings_digest
 from aliceopt.lab.results.numbers import decimals, show_count, show_seconds
 from aliceopt.lab.results.paired import student_quantile
 
@@ -59,7 +59,7 @@ def kept_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
                 "finished": len(done),
                 "seeds": len(group),
                 "gradients": fmean(line["gradients"] for line in done) if done else None,
-                "seconds": fmean(line["seconds"] for line in done) if done else None,
+                "seconds": mean_seconds(done),
             }
         )
     return rows

@@ -19,10 +19,9 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 
 from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.kept import read_kept
+from aliceopt.lab.results.kept import mean_seconds, read_kept
 from aliceopt.lab.results.kept_compare import HEAD, Compared, compare_kept, difference
 from aliceopt.lab.results.numbers import MINUS, show_seconds
 
@@ -88,7 +87,7 @@ def _final(folder: Path, name: str, method: str) -> str:
 
 def _seconds(folder: Path, name: str, method: str) -> str:
     runs = _row(folder, name, method).runs.values()
-    return show_seconds(fmean(line["seconds"] for line in runs))
+    return show_seconds(mean_seconds(runs))
 
 
 def _runs(folder: Path, name: str) -> str:
