@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aliceopt.lab import pool
+from aliceopt.lab.launch import Setting, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import read_runs, run_folder
@@ -20,6 +21,28 @@ ALICE = {"optimizer": "alice", "lr": 1e-2, "terms": "glass", "step": "naq"}
 
 def statuses(folder, plan):
     return [(r.method, r.seed, r.status) for r in read_runs(folder, plan.document)]
+
+
+def test_runs_that_share_a_gpu_say_so(file, tmp_path, monkeypatch):
+    """Four workers on one GPU are four at once, on two GPUs two; on a CPU each has its cores."""
+    told = []
+
+    class Pool:
+        def __init__(self, runs, setting, devices, watch):
+            told.append((setting.sharing, len(devices)))
+
+        def run(self):
+            pass
+
+    monkeypatch.setattr(pool, "_Pool", Pool)
+    runs = small_plan(file, {"adam": ADAM, "alice": ALICE}).runs
+    for devices in (("cuda:0",), ("cuda:0", "cuda:1"), ("cpu",)):
+        Local(devices, workers=4).launch(runs, Setting(tmp_path), print)
+    assert told == [(4, 4), (2, 4), (1, 4)]
+    for sharing in (1, 3):
+        train_run(runs[0], Setting(tmp_path / str(sharing), sharing=sharing), "cpu", lambda p: None)
+        start = all_events(tmp_path / str(sharing))["adam/seed-0"][0]
+        assert start.get("sharing", 1) == sharing
 
 
 def test_two_workers_leave_the_records_of_one(file, tmp_path):

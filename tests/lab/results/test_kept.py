@@ -21,7 +21,9 @@ COMMITTED = Path(__file__).parents[3] / "results"
 DEVICE = "NVIDIA H200"
 
 
-def write_run(folder, method="adam", seed=0, *, final=93.0, status="finished", **changes):
+def write_run(
+    folder, method="adam", seed=0, *, final=93.0, status="finished", sharing=1, **changes
+):
     """A run as the loop records it; ``changes`` are those of its plan."""
     plan = experiment_plan(
         NAME, "paper", read=False, seeds=[seed], methods=[method], root=Path("/disk"), **changes
@@ -39,6 +41,7 @@ def write_run(folder, method="adam", seed=0, *, final=93.0, status="finished", *
         batches=500,
         data="50,000 images",
         time=f"2026-11-1{seed}",
+        **({"sharing": sharing} if sharing > 1 else {}),
     )
     where = {}
     for epoch in (45, 90):
@@ -72,6 +75,21 @@ def test_a_line_holds_all_that_its_number_needs_and_no_folder(tmp_path):
     assert line["curve"]["epoch"] == [45, 90]
     assert line["curve"]["metric"] == [48.0, 93.0]
     assert line["curve"]["training"]["loss"] == [0.0222222, 0.0111111]
+
+
+def test_seconds_of_a_run_that_shared_its_gpu_are_not_kept(tmp_path):
+    """A mean is that of the runs that were alone; without one there is a dash."""
+    lines = []
+    for seed, sharing in ((0, 4), (1, 1)):
+        found, _ = gather(write_run(tmp_path / str(seed), seed=seed, sharing=sharing))
+        lines += found
+    shared, alone = lines
+    assert (shared["seconds"], shared["curve"]["seconds"]) == (None, [None, None])
+    assert (alone["seconds"], alone["curve"]["seconds"]) == (1.0, [1.0, 1.0])
+    add(lines, tmp_path)
+    assert read_kept(tmp_path / f"{NAME}.jsonl") == lines
+    assert [row["seconds"] for row in kept_rows(lines)] == [1.0]
+    assert [row["seconds"] for row in kept_rows([shared])] == [None]
 
 
 def test_adding_twice_changes_no_byte(tmp_path):

@@ -107,7 +107,8 @@ def test_a_page_is_filled_and_filling_it_again_changes_nothing(tmp_path: Path):
         "<!-- results: difference pays-gpt ahead-1_5 -->\n<!-- end -->, in all "
         "<!-- results: runs pays-gpt --><!-- end -->, to "
         "<!-- results: final pays-gpt adamw --><!-- end --> in "
-        "<!-- results: seconds pays-gpt adamw --><!-- end -->.\n\n"
+        "<!-- results: seconds pays-gpt adamw --><!-- end -->, and at twice the rate to "
+        "<!-- results: mean pays-gpt ahead-1_5@4e-3 --><!-- end -->.\n\n"
         "<!-- results: compare pays-gpt/lab adamw -->old<!-- end -->\n<!-- end -->"
     )
     filled = fill(page, tmp_path)
@@ -118,6 +119,7 @@ def test_a_page_is_filled_and_filling_it_again_changes_nothing(tmp_path: Path):
     assert ">\u22120.050 \u00b1 0.025<" in filled
     assert "-->12<!-- end -->, to" in filled
     assert "-->1.420<!-- end -->" in filled
+    assert "@4e-3 -->1.200<!-- end -->" in filled  # of 1.4 and 1.0
     assert "| method | lr | seeds | final | difference | gradients | seconds |\n| --- |" in filled
     assert "| AdamW | 0.002 | 3 | 1.420 | \u2013 |" in filled
     assert "old" not in filled
@@ -133,6 +135,7 @@ def test_a_page_is_filled_and_filling_it_again_changes_nothing(tmp_path: Path):
         ("gain pays-gpt lion", "no kept run of method 'lion'"),
         ("gain pays-gpt adamw", "'adamw' of 'pays-gpt' gains nothing over 'adamw'"),
         ("gain pays-gpt ahead-3", "gains nothing"),
+        ("mean pays-gpt adamw", "no kept run of 'adamw' of 'pays-gpt', or one that diverged"),
         ("difference pays-gpt", "missing a required argument: 'method'"),
         ("runs nosuch", "no results of 'nosuch'"),
         ("runs pays-gpt/long", "no results of 'pays-gpt/long'"),

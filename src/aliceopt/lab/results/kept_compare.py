@@ -18,7 +18,7 @@ from aliceopt.lab.results.numbers import MINUS, decimals, show_count, show_secon
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.study import TUNING_SEED
 
-__all__ = ["HEAD", "Compared", "compare", "compare_kept", "difference"]
+__all__ = ["HEAD", "PLACES", "Compared", "compare", "compare_kept", "difference"]
 
 PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
 """Decimals of a final metric, and at least of a difference."""

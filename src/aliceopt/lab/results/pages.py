@@ -6,6 +6,7 @@ A page holds a place for a number or a table, a comment of HTML that says what b
     <!-- results: difference pays-gpt ahead-1_5 -->...<!-- end -->  to AdamW, with its interval
     <!-- results: gain pays-gpt ahead-1_5 nadamw-steady -->...      its size, to another method
     <!-- results: final pays-gpt ahead-1_5 -->...                   the mean of the final metric
+    <!-- results: mean pays-gpt adamw@8e-3 -->...                   likewise, at that rate
     <!-- results: seconds pays-gpt ahead-1_5 -->...                 of a run
     <!-- results: runs pays-gpt -->...                              how many are kept
 
@@ -19,11 +20,13 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.filed import as_filed
 from aliceopt.lab.results.kept import mean_seconds, read_kept
-from aliceopt.lab.results.kept_compare import HEAD, Compared, compare_kept, difference
-from aliceopt.lab.results.numbers import MINUS, show_seconds
+from aliceopt.lab.results.kept_compare import HEAD, PLACES, Compared, compare_kept, difference
+from aliceopt.lab.results.numbers import MINUS, show_seconds, signed
 
 __all__ = ["fill"]
 
@@ -85,6 +88,15 @@ def _final(folder: Path, name: str, method: str) -> str:
     return _row(folder, name, method).cells()[3]
 
 
+def _mean(folder: Path, name: str, method: str) -> str:
+    experiment, _, scale = name.partition("/")
+    lines = as_filed(read_kept(folder / f"{experiment}.jsonl"))
+    mine = [x for x in lines if (x["method"], x["scale"]) == (method, scale or "lab")]
+    if not mine or any(x["final"] is None for x in mine):
+        raise RecordError(f"no kept run of {method!r} of {name!r}, or one that diverged")
+    return signed(fmean(x["final"] for x in mine), PLACES[mine[0]["metric"]])
+
+
 def _seconds(folder: Path, name: str, method: str) -> str:
     runs = _row(folder, name, method).runs.values()
     return show_seconds(mean_seconds(runs))
@@ -104,6 +116,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "difference": _difference,
     "gain": _gain,
     "final": _final,
+    "mean": _mean,
     "seconds": _seconds,
     "runs": _runs,
 }
