@@ -39,7 +39,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     drive: str = "closure"
     accumulate: bool = False
-    steps: int = 30
+    steps: int = 12
 
     def reference(self) -> Run:
         """The same on one process, on the whole batch at once."""
@@ -50,7 +50,7 @@ _F32 = {"dtype": torch.float32}
 _ALONE = {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-5}
 _CLIP = {"options": {"max_grad_norm": 0.3}}
 RUNS = {
-    "ddp": Run("ddp"),
+    "ddp": Run("ddp", steps=30),
     "ddp float32": Run("ddp", **_F32),
     "ddp loop": Run("ddp", drive="loop"),
     "ddp bucket view": Run("ddp", wrap={"gradient_as_bucket_view": True}),
@@ -63,7 +63,7 @@ RUNS = {
     "ddp accumulate window view": Run("ddp", wrap=_ALONE, accumulate=True, drive="window"),
     "ddp accumulate float32": Run("ddp", accumulate=True, **_F32),
     "ddp clip": Run("ddp", **_CLIP),
-    "fsdp": Run("fsdp"),
+    "fsdp": Run("fsdp", steps=30),
     "fsdp float32": Run("fsdp", **_F32),
     "fsdp loop": Run("fsdp", drive="loop"),
     "fsdp keep": Run("fsdp", wrap={"reshard_after_forward": False}, drive="loop"),

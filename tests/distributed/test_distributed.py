@@ -132,8 +132,8 @@ def identical(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL_RUNS)
-def test_thirty_steps_agree_with_one_process(outcomes: Outcomes, name: str) -> None:
-    """Full and quick steps end where one process with the global batch ends."""
+def test_steps_agree_with_one_process(outcomes: Outcomes, name: str) -> None:
+    """Thirty or twelve, measuring and quick, end where one process with the global batch ends."""
     expected = outcomes.reference(name)["parameters"]
     for result in outcomes.of(name):
         assert worst(result["parameters"], expected) < tolerance(name)
@@ -170,7 +170,8 @@ def test_validation_between_steps_sees_the_position(outcomes: Outcomes, name: st
 def test_telemetry_agrees_with_one_process(outcomes: Outcomes, name: str) -> None:
     """Sums run over all shards, once each; blocks have the names of the bare model."""
     got, expected = outcomes.of(name)[0]["telemetry"], outcomes.reference(name)["telemetry"]
-    assert got["gradient_evaluations"] == expected["gradient_evaluations"] == 15 * 3 + 15
+    evaluations = 2 * len(outcomes.of(name)[0]["losses"])  # three and one, by turns
+    assert got["gradient_evaluations"] == expected["gradient_evaluations"] == evaluations
     assert got["groups"][0] == pytest.approx(expected["groups"][0], rel=1e-9)
     assert got["blocks"].keys() == expected["blocks"].keys() == {"0", "2", "4"}
     for block, summary in expected["blocks"].items():
