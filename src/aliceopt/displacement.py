@@ -30,13 +30,20 @@ def realised_radius(
 
 
 def displaced(
-    center: Tensor, dtype: torch.dtype, radius: float, signs: Tensor, *, side: int
+    center: Tensor,
+    dtype: torch.dtype,
+    radius: float,
+    signs: Tensor,
+    *,
+    side: int,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Where a parameter of ``dtype`` stands at a probe: ``nu + side d t``; the side is 1 or -1.
 
     ``d`` is the probe radius or, in bf16 and fp16, the `realised_radius`; ``nu`` is then rounded.
+    ``out`` is where the result goes.
     """
+    if dtype == center.dtype:
+        return torch.add(center, signs, alpha=side * radius, out=out)
     away = realised_radius(center, dtype, radius, fall_back=False) * signs
-    if dtype != center.dtype:
-        center = center.to(dtype).to(center.dtype)
-    return center + away if side > 0 else center - away
+    return torch.add(center.to(dtype).to(center.dtype), away, alpha=side, out=out)

@@ -189,7 +189,7 @@ def _sums(site: Site) -> Tensor:
     if parts.newton is None:
         upper = zero + step.numel()
     else:
-        moving = parts.grad != 0
+        moving = avg.grad_avg != 0
         at_upper = (parts.newton >= parts.upper) & moving
         upper = at_upper.sum()
         lower = ((parts.newton <= parts.lower) & moving & ~at_upper).sum()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Averages", "Gradients", "Rates", "corrected", "updated"]
+__all__ = ["Averages", "Gradients", "Rates", "average_", "corrected", "updated"]
 
 
 class Averages(NamedTuple):
@@ -76,58 +76,61 @@ class Rates:
 
 
 def updated(old: Averages, grads: Gradients, rates: Rates) -> Averages:
-    """The averages after one evaluation, measuring (both sides given) or quick (center alone).
+    """The averages after one evaluation, those that change as new tensors; see `average_`."""
+    rho, h = old.glass_density, old.hess
+    if grads.plus is not None:
+        rho, h = (None if average is None else average.clone() for average in (rho, h))
+    new = Averages(old.grad_avg.clone(), old.grad_sq.clone(), rho, h)
+    average_(new, grads, rates)
+    return new
+
+
+def average_(averages: Averages, grads: Gradients, rates: Rates) -> None:
+    """Add one evaluation to the averages: measuring (both sides given) or quick (center alone).
 
     g   <- b1 g + (1-b1) g0            s <- b2 s + (1-b2) g0^2
     h   <- bt h + (1-bt) x             x: `hess_sample`
-    rho <- bt rho + (1-bt) (2/lambda) ((g+ + g-)/2 - g0)^2
+    rho <- bt rho + (1-bt) y           y: `glass_sample`
     """
-    g0, measuring = grads.center, grads.plus is not None
-    glass_density, hess = old.glass_density, old.hess
-    if measuring and glass_density is not None:
-        glass_density = _average(glass_density, glass_sample(grads), rates.beta_topo)
-    if measuring and hess is not None:
-        hess = _average(hess, hess_sample(grads, rates.hessian), rates.beta_topo)
-    return Averages(
-        grad_avg=_average(old.grad_avg, g0, rates.beta1),
-        grad_sq=_average(old.grad_sq, g0.square(), rates.beta2),
-        glass_density=glass_density,
-        hess=hess,
-    )
+    g0, b1, b2, bt = grads.center, rates.beta1, rates.beta2, rates.beta_topo
+    g, s, rho, h = averages
+    if grads.plus is not None and rho is not None:
+        rho.mul_(bt).add_(glass_sample(grads, weight=1 - bt))
+    if grads.plus is not None and h is not None:
+        h.mul_(bt).add_(hess_sample(grads, rates.hessian, weight=1 - bt))
+    g.mul_(b1).add_((1 - b1) * g0)
+    s.mul_(b2).add_(((1 - b2) * g0).mul_(g0))
 
 
-def _average(old: Tensor, sample: Tensor, beta: float) -> Tensor:
-    return beta * old + (1 - beta) * sample
-
-
-def glass_sample(grads: Gradients) -> Tensor:
-    """``(2/lambda) ((g+ + g-)/2 - g0)^2``: the second difference of a glass has mean square
-    ``lambda rho / 2``, and a quadratic contributes nothing to it.
+def glass_sample(grads: Gradients, weight: float = 1.0) -> Tensor:
+    """``weight`` times ``(2/lambda) ((g+ + g-)/2 - g0)^2``: the second difference of a glass has
+    mean square ``lambda rho / 2``, and a quadratic contributes nothing to it.
     """
     assert grads.plus is not None
     assert grads.minus is not None
-    second_difference = (grads.plus + grads.minus) / 2 - grads.center
-    return second_difference.square() * (2 / grads.radius)
+    twice_the_difference = (grads.plus + grads.minus).sub_(grads.center, alpha=2)
+    return twice_the_difference.square_().mul_(weight * (0.5 / grads.radius))
 
 
-def hess_sample(grads: Gradients, kind: str) -> Tensor:
-    """``x = (g+ - g-)/(2 lambda)`` is ``H t``; "abs" takes ``|x|``, "rms" its square, "signed"
-    ``t x``, the only one that is unbiased for the diagonal.
+def hess_sample(grads: Gradients, kind: str, weight: float = 1.0) -> Tensor:
+    """``weight`` times a sample of the Hessian made of ``x = (g+ - g-)/(2 lambda)``, ``H t``.
 
-    What overflows counts as the largest number: infinities of both signs would average to NaN.
+    "abs" takes ``|x|``, "rms" its square, "signed" ``t x``, the only one that is unbiased for the
+    diagonal. What overflows counts as the largest number: infinities of both signs would average
+    to NaN.
     """
     assert grads.plus is not None
     assert grads.minus is not None
-    x = (grads.plus - grads.minus) * (0.5 / grads.radius)
+    x, scale = grads.plus - grads.minus, 0.5 / grads.radius
     if kind == "abs":
-        x = x.abs()
+        x.mul_(weight * scale).abs_()
     elif kind == "rms":
-        x = x.square()
+        x.mul_(scale).square_().mul_(weight)
     else:
         assert grads.signs is not None
-        x = grads.signs * x
-    largest = torch.finfo(x.dtype).max
-    return x.clamp(-largest, largest)
+        x.mul_(weight * scale).mul_(grads.signs)
+    largest = weight * torch.finfo(x.dtype).max
+    return x.clamp_(-largest, largest)
 
 
 def corrected(averages: Averages, rates: Rates) -> Averages:
@@ -142,9 +145,9 @@ def corrected(averages: Averages, rates: Rates) -> Averages:
     if rates.measured and averages.hess is not None:
         hess = averages.hess * (1 / rates.topo_weight)
         if rates.hessian == "rms":
-            hess = torch.sqrt(hess)
+            hess.sqrt_()
         elif rates.hessian == "signed":
-            hess = hess.abs()
+            hess.abs_()
     return Averages(
         grad_avg=averages.grad_avg * (1 / rates.grad_weight),
         grad_sq=averages.grad_sq * (1 / rates.sq_weight),

@@ -19,20 +19,20 @@ from aliceopt.theory import relu_glass
 MUTATIONS: dict[str, tuple[Callable[..., Any], str, str, set[str]]] = {
     "2/lambda to 1/(2 lambda)": (
         topography.glass_sample,
-        "(2 / grads.radius)",
-        "(1 / (2 * grads.radius))",
+        "(0.5 / grads.radius)",
+        "(0.125 / grads.radius)",
         {"alg1-glass", "rho-diagonal"},
     ),
     "h doubled": (
         topography.hess_sample,
-        "(0.5 / grads.radius)",
-        "(1 / grads.radius)",
+        "0.5 / grads.radius",
+        "1 / grads.radius",
         {"abs-bias-1", "abs-leak", "rms-leak", "signed-diagonal", "fig3-fit"},
     ),
     "signed without its sign": (
         topography.hess_sample,
-        "x = grads.signs * x",
-        "x = x",
+        ".mul_(grads.signs)",
+        "",
         {"signed-unbiased", "signed-diagonal"},
     ),
     "phi = 1 - beta1^2": (
@@ -43,8 +43,8 @@ MUTATIONS: dict[str, tuple[Callable[..., Any], str, str, set[str]]] = {
     ),
     "mu and nu swapped": (
         step.moved,
-        "return position + rates.step_fraction * u, position + rates.lookahead * u",
-        "return position + rates.lookahead * u, position + rates.step_fraction * u",
+        "phi, omega = rates.step_fraction, rates.lookahead",
+        "omega, phi = rates.step_fraction, rates.lookahead",
         {"thm6-alice"},
     ),
     "rho uncorrected": (
@@ -79,8 +79,8 @@ MUTATIONS: dict[str, tuple[Callable[..., Any], str, str, set[str]]] = {
     ),
     "eps inside the glass term": (
         step.anatomy,
-        "glass_curvature.unchecked(rho, g, rates.eps)",
-        "glass_curvature.unchecked(rho, g, rates.eps / 12.6)",
+        "glass_curvature.unchecked(est.glass_density, size, rates.eps)",
+        "glass_curvature.unchecked(est.glass_density, size, rates.eps / 12.6)",
         {"thm5-eps"},
     ),
     "R transposed": (

@@ -17,3 +17,4 @@ def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "sqrt", root)
     monkeypatch.setattr(Tensor, "sqrt", root)
+    monkeypatch.setattr(Tensor, "sqrt_", lambda tensor: tensor.copy_(root(tensor)))

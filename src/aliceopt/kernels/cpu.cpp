@@ -152,57 +152,57 @@ template <class S> const S* gradient(const Span& span, const Update& update, int
 }
 
 // rho <- bt rho + (1-bt) (2/lambda) ((g+ + g-)/2 - g0)^2 and h <- bt h + (1-bt) x. An x beyond the
-// largest number counts as that: averages of infinities would become NaN.
+// largest number counts as that: averages of infinities would become NaN. `half` is 1/2 over the
+// radius, and `share` that times 1-bt.
 template <class S, int GLASS, int HESS>
-void average(const Span& span, Rows<S> at, const S* twice, const S* half, const S* unit) {
+void average(const Span& span, Rows<S> at, const S* half, const S* share, const S* unit) {
     const S beta = span.number<S>(row::BETA_TOPO), fresh = span.number<S>(row::NEW_TOPO);
-    const S most = std::numeric_limits<S>::max();
+    const S most = S(span.number(row::NEW_TOPO) * std::numeric_limits<S>::max());
     #pragma omp simd
     for (int i = 0; i < span.count; ++i) {
         const S plus = at.plus[i], minus = at.minus[i];
         if (GLASS) {
-            const S second = (plus + minus) / 2 - at.g0[i];
-            at.glass[i] = beta * at.glass[i] + fresh * (second * second * twice[i]);
+            const S twice = plus + minus - 2 * at.g0[i];  // the second difference
+            at.glass[i] = beta * at.glass[i] + twice * twice * share[i];
         }
         if (HESS != hessian::NONE) {
-            S x = (plus - minus) * half[i];
+            S x = (plus - minus) * (HESS == hessian::RMS ? half : share)[i];
             if (HESS == hessian::ABS) x = std::fabs(x);
-            if (HESS == hessian::RMS) x = x * x;
+            if (HESS == hessian::RMS) x = x * x * fresh;
             if (HESS == hessian::SIGNED) x = unit[i] * x;
             x = x > most ? most : x < -most ? -most : x;
-            at.hess[i] = beta * at.hess[i] + fresh * x;
+            at.hess[i] = beta * at.hess[i] + x;
         }
     }
 }
 
 template <class S>
 void measure(const Span& span, const Update& update, const Signs& signs, const Rows<S>& at) {
-    const double radius = span.number(row::RADIUS);
-    S twice[SPAN], half[SPAN], buffer[SPAN + 2 * WORD];  // 2 and 1/2, over the radius
+    const double radius = span.number(row::RADIUS), fresh = span.number(row::NEW_TOPO);
+    S half[SPAN], share[SPAN], buffer[SPAN + 2 * WORD];
     if (span.rounds<S>()) {
         const S nominal = static_cast<S>(radius);
         realised(span, buffer, half);
         #pragma omp simd
         for (int i = 0; i < span.count; ++i) {
-            const S inverse = 1 / (half[i] > 0 ? half[i] : nominal);
-            twice[i] = inverse * 2;
-            half[i] = inverse / 2;
+            half[i] = 1 / (half[i] > 0 ? half[i] : nominal) / 2;
+            share[i] = S(fresh) * half[i];
         }
     } else {
-        const S two = static_cast<S>(2 / radius), one_half = static_cast<S>(0.5 / radius);
+        const S one_half = S(0.5 / radius), of_it = S(fresh * (0.5 / radius));
         #pragma omp simd
-        for (int i = 0; i < span.count; ++i) twice[i] = two, half[i] = one_half;
+        for (int i = 0; i < span.count; ++i) half[i] = one_half, share[i] = of_it;
     }
     const S* unit = update.hessian == hessian::SIGNED ? signs.times<S>(1, span, buffer) : nullptr;
     with_terms(update.glass, update.hessian, [&](auto glass, auto hess) {
-        average<S, glass(), hess()>(span, at, twice, half, unit);
+        average<S, glass(), hess()>(span, at, half, share, unit);
     });
 }
 
-// `total_curvature` of theory/curvature.py; without glass no root, the Hessian may be infinite.
+// `total_curvature` of theory/curvature.py.
 template <class S> inline S total_curvature(S hg, S h) {
-    const S root = std::sqrt(2 * hg) * std::sqrt(hg / 2 + h);
-    return hg + h + (hg > 0 ? root : hg);
+    const S half = hg / 2, root = std::sqrt(half + h) + std::sqrt(half);
+    return root * root;
 }
 
 // `newton` between the bounds; NaN is not hidden by them. Written without selecting a condition by
@@ -239,14 +239,14 @@ template <class S, int LIMIT, int GLASS, int HESS> void step(const Span& span, R
         for (int i = first; i < last; ++i) {
             const S g0 = at.g0[i], mu = at.mu[i];
             const S avg = beta1 * at.grad_avg[i] + new1 * g0;
-            const S sq = beta2 * at.grad_sq[i] + new2 * (g0 * g0);
+            const S sq = beta2 * at.grad_sq[i] + new2 * g0 * g0;
             const S g = avg * per_grad, size = std::fabs(g);
             S unit = 1;
             if (LIMIT == limit::SGD) unit = std::fabs(avg);
             if (LIMIT == limit::ADAM) unit = size / (std::sqrt(sq * per_sq) + eps);
             S length = lr * unit, hg = 0, h = 0;
             if (GLASS) {
-                const S rho = at.glass[i] * per_topo, stiff = glass_factor * rho / (size + eps);
+                const S rho = at.glass[i] * per_topo, stiff = rho / (size + eps) * glass_factor;
                 hg = rho == 0 ? 0 : stiff;
             }
             if (HESS != hessian::NONE) h = at.hess[i] * per_topo;

@@ -20,7 +20,7 @@ from ..sharding import block_of, local, sum_over_shards
 from ..signs import run_words, sign_key, signs_in
 from ..site import Draw, Site, averages, signs_of, state_dtype
 from ..step import bounded_step, moved
-from ..topography import Averages, Gradients, Rates, updated
+from ..topography import Averages, Gradients, Rates, average_, updated
 from .base import Round
 
 __all__ = ["EagerBackend", "position_of", "sum_dtype"]
@@ -32,28 +32,36 @@ every thread has more to do than it takes threads to meet.
 
 
 class Target(NamedTuple):
-    """What an update rewrites: mu, nu and the averages, all in state precision."""
+    """What an update rewrites, in state precision: mu, nu and the averages.
+
+    The new mu goes ``there``, which may be where the old one is.
+    """
 
     position: Tensor
     probe_center: Tensor
     averages: Averages
+    there: Tensor
 
 
 def update_(target: Target, grads: Gradients, rates: Rates) -> Tensor | int:
     """Topography and step in one go, in place; returns how many coordinates were left alone.
 
     A coordinate any of whose gradients is not finite keeps its position, probe center and
-    averages as they were.
+    averages as they were. Only where there may be such ones are the averages worked on in copies.
     """
-    averages = updated(target.averages, grads, rates)
-    step = bounded_step(averages, rates)
-    position, probe_center = moved(target.position, step, rates)
-    ok = None if _plainly_finite(grads) else _all_finite(grads)
-    left_alone = 0 if ok is None else ok.logical_not().sum()
-    pairs = zip((*target[:2], *target.averages), (position, probe_center, *averages), strict=True)
-    for old, new in pairs:
-        if old is not None and new is not None and new is not old:
-            old.copy_(new if ok is None else torch.where(ok, new, old))
+    mu, nu, old, there = target
+    if _plainly_finite(grads):
+        average_(old, grads, rates)
+        moved(mu, bounded_step(old, rates), rates, out=(there, nu))
+        return 0
+    new = updated(old, grads, rates)
+    position, center = moved(mu, bounded_step(new, rates), rates)
+    ok = _all_finite(grads)
+    left_alone = ok.logical_not().sum()
+    there.copy_(torch.where(ok, position, mu))
+    for kept, other in zip((nu, *old), (center, *new), strict=True):
+        if kept is not None and other is not None and other is not kept:
+            kept.copy_(torch.where(ok, other, kept))
     return left_alone
 
 
@@ -104,11 +112,9 @@ def in_slices(work: Callable[..., Any], like: Tensor, *tensors: Tensor | None) -
         return [work(0, *tensors)]
     laid_out = [None if t is None else conformed(t, like) for t in tensors]
     flat = [None if t is None else t.as_strided((t.numel(),), (1,)) for t in laid_out]
-
-    def one(start: int) -> Any:
-        return work(start, *(None if t is None else t[start : start + SLICE] for t in flat))
-
-    return [one(start) for start in range(0, like.numel(), SLICE)]
+    starts = range(0, like.numel(), SLICE)
+    pieces = [[None] * len(starts) if t is None else t.split(SLICE) for t in flat]
+    return [work(start, *slices) for start, *slices in zip(starts, *pieces, strict=True)]
 
 
 class EagerBackend:
@@ -159,7 +165,7 @@ class EagerBackend:
     def _displace(self, site: Site, center: Tensor, round_name: Round, signs: _Signs) -> None:
         def work(start: int, param: Tensor, nu: Tensor) -> None:
             t, side = signs.of(start, nu), 1 if round_name == "plus" else -1
-            param.copy_(displaced(nu, param.dtype, site.radius, t, side=side))
+            displaced(nu, param.dtype, site.radius, t, side=side, out=param)
 
         in_slices(work, local(site.param), local(site.param), center)
 
@@ -195,7 +201,7 @@ class EagerBackend:
             if site not in self.aside:
                 self.aside[site] = self._taken(site)
             self._update(site, numbers, draw, clip)
-            self.rest([site])
+            del self.aside[site]
             self._signs.pop(site, None)
 
     def _update(self, site: Site, rates: Rates, draw: Draw, clip: Tensor | None) -> None:
@@ -212,7 +218,7 @@ class EagerBackend:
                 grad = grad * clip.to(like.dtype)
             return -grad if rates.maximize else grad
 
-        def work(start: int, mu: Tensor, nu: Tensor, *rest: Any) -> Tensor | int:
+        def work(start: int, here: Tensor, mu: Tensor, nu: Tensor, *rest: Any) -> Tensor | int:
             *averages, grad, plus, minus = rest
             grads = Gradients(prepared(grad, mu))
             if rates.measuring:
@@ -223,12 +229,14 @@ class EagerBackend:
                     realised_radius(nu, site.param.dtype, site.radius),
                     signs.of(start, nu) if rates.hessian == "signed" else None,
                 )
-            return update_(Target(mu, nu, Averages(*averages)), grads, rates)
+            there = mu if site.low_precision else here
+            return update_(Target(mu, nu, Averages(*averages), there), grads, rates)
 
-        for left_alone in in_slices(work, mu, mu, nu, *old, site.gradient, *sides):
+        for left_alone in in_slices(work, mu, local(site.param), mu, nu, *old, site.gradient, *sides):
             site.skipped += left_alone
-        if "position" in site.state:
+        if site.low_precision:
             local(site.state["position"]).copy_(mu)
+            local(site.param).copy_(mu)
 
 
 class _Signs:

@@ -250,10 +250,10 @@ def update_kernel(
         else:
             inverse = 1 / tl.where(radius > 0, radius, 1.0)
         if USE_GLASS:
-            second = (plus + minus) / 2 - g0
-            sample = second * second * (2 * inverse)
+            twice = plus + minus - 2 * g0  # the second difference
+            sample = twice * twice * (new * (0.5 * inverse))
             # A captured measuring step may find a group whose lr, and so its radius, is zero.
-            rho = tl.where(ok, tl.where(radius > 0, bt * rho + new * sample, rho), rho)
+            rho = tl.where(ok, tl.where(radius > 0, bt * rho + sample, rho), rho)
             tl.store(glass_at, rho, mask=mask)
         if HESSIAN != codes.NONE:
             x = (plus - minus) * (0.5 * inverse)
@@ -268,7 +268,7 @@ def update_kernel(
             tl.store(hess_at, h, mask=mask)
 
     avg = _number(column, rows.BETA1, S) * old_avg + _number(column, rows.NEW1, S) * g0
-    sq = _number(column, rows.BETA2, S) * old_sq + _number(column, rows.NEW2, S) * (g0 * g0)
+    sq = _number(column, rows.BETA2, S) * old_sq + _number(column, rows.NEW2, S) * g0 * g0
 
     # The step: quasi-Newton between the bounds.
     g = avg * (1 / _number(column, rows.GRAD_WEIGHT, S))
@@ -284,10 +284,9 @@ def update_kernel(
     if USE_GLASS or HESSIAN != codes.NONE:
         weight = _number(column, rows.TOPO_WEIGHT, S)
         inverse_weight = 1 / tl.where(weight > 0, weight, 1.0)
-        hg = tl.zeros((BLOCK,), S)
         if USE_GLASS:
             corrected = rho * inverse_weight
-            hg = tl.where(corrected == 0, 0.0, codes.GLASS_FACTOR * corrected / (size + eps))
+            hg = tl.where(corrected == 0, 0.0, corrected / (size + eps) * codes.GLASS_FACTOR)
         curvature = tl.zeros((BLOCK,), S)
         if HESSIAN != codes.NONE:
             curvature = h * inverse_weight
@@ -295,8 +294,10 @@ def update_kernel(
                 curvature = tl.sqrt(curvature)
             if HESSIAN == codes.SIGNED:
                 curvature = tl.abs(curvature)
-        root = tl.sqrt(2 * hg) * tl.sqrt(hg / 2 + curvature)
-        newton = size / (hg + curvature + tl.where(hg == 0, 0.0, root) + eps)
+        if USE_GLASS:
+            root = tl.sqrt(hg / 2 + curvature) + tl.sqrt(hg / 2)
+            curvature = root * root
+        newton = size / (curvature + eps)
         least = _number(column, rows.LR_MIN, S)
         lower = tl.where(least > 0, least * unit, 0.0)
         # With nothing measured yet the step is the upper bound.

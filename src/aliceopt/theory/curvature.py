@@ -39,7 +39,7 @@ def glass_curvature(glass_density: Tensor, grad: Tensor, eps: float = 0.0) -> Te
     >>> glass_curvature(torch.tensor([0.0, 4 * math.pi]), torch.tensor([0.0, 1.0]))
     tensor([0., 3.])
     """
-    hg = GLASS_CURVATURE_FACTOR * glass_density / (grad.abs() + eps)
+    hg = (glass_density / grad.abs().add_(eps)).mul_(GLASS_CURVATURE_FACTOR)
     if eps >= torch.finfo(hg.dtype).tiny:
         return hg  # nothing was divided by zero
     return torch.where(glass_density == 0, 0.0, hg)
@@ -49,18 +49,17 @@ def glass_curvature(glass_density: Tensor, grad: Tensor, eps: float = 0.0) -> Te
 def total_curvature(glass_curvature: Tensor, hess: Tensor, eps: float = 0.0) -> Tensor:
     """Modified Hessian of Theorem 5: the quasi-Newton denominator that also pays for glass.
 
-    ``hbar = hg + h + sqrt(hg (hg + 2 h)) + eps``, with the root of the product taken as
-    ``sqrt(2 hg) sqrt(hg/2 + h)``: the same number, but it cannot overflow before ``hbar`` itself
-    does. Infinite curvature is legal and stays infinite.
+    ``hbar = hg + h + sqrt(hg (hg + 2 h)) + eps``, computed as the square of
+    ``sqrt(hg/2 + h) + sqrt(hg/2)``: the same number, but nothing can overflow before ``hbar``
+    itself does. Infinite curvature is legal and stays infinite.
 
     >>> import torch
     >>> total_curvature(torch.tensor([0.0, 2.0, 1.0]), torch.tensor([3.0, 0.0, 4.0]))
     tensor([3., 4., 8.])
     """
     hg, h = glass_curvature, hess
-    # Where h is infinite, so is its summand; the root must not make NaN of it without glass.
-    root = (2 * hg).sqrt() * (hg / 2 + h).sqrt().clamp(max=torch.finfo(hg.dtype).max)
-    return hg + h + root + eps
+    half = hg * 0.5
+    return (half + h).sqrt_().add_(half.sqrt_()).square_().add_(eps)
 
 
 @checked(grad=FINITE, glass_density=NONNEGATIVE, hess=NONNEGATIVE, eps=NONNEGATIVE)
