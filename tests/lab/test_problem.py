@@ -16,6 +16,7 @@ from aliceopt.lab.problem import (
     make_problem,
     write_template,
 )
+from aliceopt.lab.rules import try_problem
 
 X, Y = torch.randn(20, 3, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 2
 
@@ -45,7 +46,7 @@ def parts(**changes):
 
 def checked(made):
     problem = make_problem(lambda: made, "mine.py:problem")
-    problem.check()
+    try_problem(problem)
     return problem
 
 
@@ -102,7 +103,7 @@ def test_a_metric_of_ones_own_is_measured_under_its_own_name():
     """Against the mean over all examples, batches of unequal size included."""
 
     def off_by(outputs, targets):
-        return (outputs[:, 0] - targets).abs().mean()
+        return (outputs.softmax(1)[:, 1] - targets).abs().mean()
 
     problem = checked(parts(metric=off_by, better="lower", batch_size=8))
     found = evaluate(problem, problem.model, problem.validation)
@@ -201,9 +202,9 @@ def test_checking_leaves_no_trace(training, fails):
     state = torch.get_rng_state()
     if fails:
         with pytest.raises(ProblemError):
-            problem.check()
+            try_problem(problem)
     else:
-        problem.check()
+        try_problem(problem)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training is training
     assert all(p.grad is None for p in model.parameters())
@@ -348,7 +349,7 @@ def test_the_template_is_a_problem_as_it_is(tmp_path):
     write_template(path)
     assert path.read_text() == TEMPLATE.read_text()
     problem = make_problem(load_function(f"{path}:problem"), "it")
-    problem.check()
+    try_problem(problem)
     assert problem.measure.name == "accuracy"
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
 from aliceopt.lab.muon import matrices_of
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
-from aliceopt.lab.problem import Metric, Problem, ProblemError, check_repeatable, source_of
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import Metric, Problem, ProblemError, source_of
 from aliceopt.lab.records import RunRecord, read_runs
+from aliceopt.lab.rules import checked_problem
 
 __all__ = ["BASELINES", "BUDGETS", "GRID_TERMS", "Study", "study_folder", "study_plan", "tuned"]
 
@@ -134,17 +134,15 @@ def study_plan(
 ) -> Study:
     """A study of ``problem``, by default of a small convnet on scikit-learn's digits.
 
-    ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made once
-    here and one batch tried, so that what is wrong with it is told at once.
+    ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made here
+    and tried, so that what is wrong with it is told at once.
     """
     _check_choices(budget, limit, tune)
     settings = _settings(seeds, epochs, limit, quick_steps)
     if precision is not None:
         settings["train"]["precision"] = precision
     source = _source(problem, settings)
-    made = build_problem(source, seed=0)
-    check_repeatable(made, build_problem(source, seed=0))
-    made.check()
+    made = checked_problem(source)
     settings["train"]["batch_size"] = made.train.batch_size
     methods = _grid(terms, steps, _alice_rates(limit, lr))
     chosen = choose(SETTINGS["baselines"], baselines, "baseline")
