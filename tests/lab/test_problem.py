@@ -9,12 +9,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from aliceopt.lab.evaluation import evaluate
 from aliceopt.lab.problem import (
-    TEMPLATE,
     Problem,
     ProblemError,
     load_function,
     make_problem,
-    write_template,
 )
 from aliceopt.lab.rules import try_problem
 
@@ -338,45 +336,3 @@ def test_a_function_that_cannot_be_found_is_told_why(tmp_path, monkeypatch, name
     with pytest.raises(ProblemError) as raised:
         load_function(name)
     assert said in str(raised.value)
-
-
-# ---- the template ------------------------------------------------------------------------------
-
-
-def test_the_template_is_a_problem_as_it_is(tmp_path):
-    """Written, loaded, checked: nothing has to be changed first."""
-    path = tmp_path / "my_problem.py"
-    write_template(path)
-    assert path.read_text() == TEMPLATE.read_text()
-    problem = make_problem(load_function(f"{path}:problem"), "it")
-    try_problem(problem)
-    assert problem.measure.name == "accuracy"
-
-
-def test_the_templates_data_is_the_same_for_every_seed(tmp_path):
-    """The weights are not."""
-    path = tmp_path / "my_problem.py"
-    write_template(path)
-    made = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        made.append(make_problem(load_function(f"{path}:problem"), "it"))
-    assert torch.equal(made[0].train.inputs, made[1].train.inputs)
-    first, second = (next(m.model.parameters()) for m in made)
-    assert not torch.equal(first, second)
-
-
-def test_the_template_never_overwrites(tmp_path):
-    """And refuses what cannot be a module."""
-    path = tmp_path / "mine.py"
-    path.write_text("precious")
-    with pytest.raises(ProblemError, match="exists already; it was left as it is"):
-        write_template(path)
-    assert path.read_text() == "precious"
-    for name, said in (
-        ("mine.txt", "a problem is a Python file"),
-        ("my-problem.py", "'my-problem' cannot be a module's name"),
-        ("none/mine.py", "cannot write .*No such file"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            write_template(tmp_path / name)

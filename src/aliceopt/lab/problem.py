@@ -23,11 +23,9 @@ from torch import Tensor, nn
 
 from aliceopt.lab.data.accept import as_split
 from aliceopt.lab.data.splits import Split
-from aliceopt.lab.writing import writing
 
 __all__ = [
     "METRICS",
-    "TEMPLATE",
     "Metric",
     "Problem",
     "ProblemError",
@@ -36,7 +34,6 @@ __all__ = [
     "make_problem",
     "said",
     "source_of",
-    "write_template",
 ]
 
 BATCH_SIZE = 64
@@ -275,19 +272,3 @@ def kind_of(value: Any) -> str:
 def said(error: BaseException) -> str:
     """An error's kind and text."""
     return f"{type(error).__name__}: {error}"
-
-
-TEMPLATE = Path(__file__).with_name("template_problem.py")
-"""The file that ``aliceopt new-problem`` writes: a problem that runs as it is."""
-
-
-def write_template(path: Path) -> None:
-    """Write a new problem to start from; an existing file is never overwritten."""
-    if path.suffix != ".py":
-        raise ProblemError(f"a problem is a Python file, name.py; got {str(path)!r}")
-    if not path.stem.isidentifier():
-        raise ProblemError(f"{path.stem!r} cannot be a module's name: use letters, digits and _")
-    if path.exists():
-        raise ProblemError(f"{str(path)!r} exists already; it was left as it is")
-    with writing(path), path.open("x", encoding="utf-8") as file:
-        file.write(TEMPLATE.read_text(encoding="utf-8"))
