@@ -15,18 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aliceopt.lab.muon import matrices_of
 from aliceopt.lab.problem import Problem, ProblemError, kind_of, said
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_host
 from aliceopt.lab.words import counted
 from aliceopt.probe import BufferGuard
 
-__all__ = ["check_repeatable", "check_seeds", "checked_problem", "try_problem"]
+__all__ = ["check_repeatable", "check_seeds", "checked_problem", "lacks", "try_problem"]
 
 GRADIENTS = 4
 """Batches tried at most, to tell a parameter that is never used from one that is used at times."""
 
-MOST_OUTPUTS = 2_000_000
+MOST_OUTPUTS = 200_000
 """Numbers in a batch's outputs up to which the sign of the metric is judged: a second of work."""
 
 
@@ -297,19 +298,57 @@ def _fitted(problem: Problem, outputs: Any, targets: Any) -> tuple[float, float]
 
 
 def _fit(loss: Callable[[Any, Any], Tensor], outputs: Tensor, targets: Any) -> Tensor:
-    """The outputs of lowest loss that Rprop comes by; its steps know no scale, and no coupling."""
-    best, lowest = outputs.clone(), math.inf
-    outputs.requires_grad_()
-    start = 1e-3 * float(outputs.detach().square().mean().sqrt()) or 1e-3
-    optimizer = torch.optim.Rprop([outputs], lr=start, etas=(0.5, 1.5), step_sizes=(0.0, math.inf))
-    for _ in range(60):  # 1.5 ** 60 is 4e10: from any unit to any other
-        optimizer.zero_grad()
+    """The outputs of lowest loss that Rprop comes by.
+
+    Each number has a step of its own, which grows by a half while its gradient keeps its sign and
+    is halved when it does not: no unit matters, and 200 steps cross four powers of ten and settle.
+    """
+    best, lowest, enough = outputs, math.inf, 0.0
+    reach = torch.full_like(outputs, 1e-3 * float(outputs.square().mean().sqrt()) or 1e-3)
+    before = torch.zeros_like(outputs)
+    for _ in range(200):
+        outputs.requires_grad_()
         value = loss(outputs, targets).reshape(())
-        value.backward()
-        now = value.item()
-        if not math.isfinite(now) or outputs.grad is None:
+        (grad,) = torch.autograd.grad(value, outputs)
+        now, outputs = value.item(), outputs.detach()
+        enough = enough or 1e-12 * abs(now)
+        if not math.isfinite(now):
             break
         if now < lowest:
-            best, lowest = outputs.detach().clone(), now
-        optimizer.step()
+            best, lowest = outputs, now
+        if abs(now) <= enough:
+            break
+        sign = grad.sign()
+        reach = reach * torch.where(sign * before < 0, 0.5, 1.5)
+        outputs, before = outputs - reach * sign, sign
     return best
+
+
+# ---- what methods need -------------------------------------------------------------------------
+
+
+def lacks(problem: Problem, optimizer: str) -> str | None:
+    """What a problem lacks that an optimizer needs, in a sentence; None: nothing.
+
+    Muon needs matrices. AdaHessian differentiates twice, which flash attention and other kernels
+    do not allow.
+    """
+    if optimizer == "muon" and not matrices_of(problem.model):
+        return "Muon needs parameters that are matrices, and the model has none"
+    if optimizer != "adahessian":
+        return None
+    model = problem.model
+    was_training, buffers, states = model.training, BufferGuard(model), host_states()
+    try:
+        inputs, targets = _batch(problem, "train")
+        params = list(_trained(problem).values())
+        loss = problem.loss(model.train()(inputs), targets).reshape(())
+        grads = torch.autograd.grad(loss, params, create_graph=True)
+        torch.autograd.grad(grads, params, grad_outputs=grads)
+    except RuntimeError as error:
+        return f"AdaHessian needs gradients that can be differentiated again: {said(error)}"
+    finally:
+        model.train(was_training)
+        buffers.restore()
+        restore_host_states(states)
+    return None
