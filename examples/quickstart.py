@@ -14,7 +14,7 @@ held_out = torch.arange(len(images)) % 5 == 0
 train, test = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = Alice(model.parameters(), lr=5e-3, model=model)  # lr: AdamW's
+optimizer = Alice(model.parameters(), lr=1e-3, model=model)  # lr: AdamW's
 
 for step in range(400):
     batch = train[torch.randint(len(train), (128,))]

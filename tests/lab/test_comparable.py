@@ -11,9 +11,10 @@ from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.data import Arrays
 from aliceopt.lab.methods import make_method, mean_gradients, planned
 from aliceopt.lab.models import convnet
-from aliceopt.lab.problem import Problem, ProblemError, check_repeatable
+from aliceopt.lab.problem import Problem, ProblemError
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_all
+from aliceopt.lab.rules import check_repeatable, try_problem
 from aliceopt.lab.study import study_plan
 
 HEAD = """
@@ -190,7 +191,7 @@ def test_outputs_and_targets_that_only_broadcast_are_refused():
     data = torch.randn(8, 3), torch.randn(8)
     made = Problem(nn.Linear(3, 1), nn.functional.mse_loss, data, data, batch_size=4)
     with pytest.raises(ProblemError, match="target size"):
-        made.check()
+        try_problem(made)
 
 
 def test_numpys_doubles_become_the_models_floats():

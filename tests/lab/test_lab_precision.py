@@ -10,6 +10,7 @@ from aliceopt.lab.plan import PlanError, experiment_plan
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.precision import ChannelsLast, lay_out_
 from aliceopt.lab.problem import Problem
+from aliceopt.lab.rules import try_problem
 from aliceopt.lab.train import train
 from lab_cases import events, small_plan, small_run, write_problem
 
@@ -99,7 +100,7 @@ def test_a_split_channels_last_is_a_split():
     """A problem takes it as it takes any."""
     split = ChannelsLast(Arrays(torch.randn(8, 3, 2, 2), torch.zeros(8, dtype=torch.long), 4))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    Problem(model, torch.nn.functional.cross_entropy, split, split).check()
+    try_problem(Problem(model, torch.nn.functional.cross_entropy, split, split))
 
 
 def test_only_bf16_convnets_are_laid_out_anew():

@@ -51,7 +51,7 @@ def problem():
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     gradients = []
     def loss(outputs, targets):
-        if outputs.requires_grad and RANK:
+        if outputs.requires_grad and len(outputs) < 9:  # a rank's part of a batch
             gradients.append(len(outputs))
             if len(gradients) == 5 and once("raised"):
                 raise RuntimeError(f"never mind, on {len(outputs)} rows")

@@ -168,3 +168,13 @@ Budget = Annotated[
 Goal = Annotated[
     float | None, typer.Option(help="Metric to reach; the default is computed and stated.")
 ]
+
+# ---- of a new problem --------------------------------------------------------------------------
+
+NewProblem = Annotated[Path, typer.Argument(help="The Python file to write, like my_problem.py.")]
+Kind = Annotated[
+    str,
+    typer.Option(
+        help="What to start from: spirals (the smallest), vision, tabular, text or huggingface."
+    ),
+]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear, clear_retuned
@@ -104,14 +102,12 @@ def _say_anew(methods: list[str]) -> None:
         say(f"another learning rate is best now, so made anew: {', '.join(methods)}")
 
 
-def new_problem(
-    path: Annotated[Path, typer.Argument(help="The Python file to write, like my_problem.py.")],
-) -> None:
+def new_problem(path: options.NewProblem, kind: options.Kind = "spirals") -> None:
     """Write a problem of your own to start from: it runs as it is."""
-    from aliceopt.lab.problem import write_template
+    from aliceopt.lab.templates import write_template
 
     try:
-        write_template(path)
+        write_template(path, kind)
     except ValueError as error:
         refuse(error)
     say(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")

@@ -38,6 +38,7 @@ from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_product
 from aliceopt.lab.problem import Problem
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.records import load_checkpoint, run_folder
+from aliceopt.lab.rules import try_problem
 from aliceopt.lab.spec import Run, Schedule, Training
 from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import train
@@ -193,7 +194,7 @@ def _studied_run(source: str | None, seed: int, precision: str | None, epochs: f
         problem = {key: settings[key] for key in ("model", "data")}
         problem |= {"batch_size": settings["train"]["batch_size"], "metric": "accuracy"}
     made = build_problem(problem, seed)
-    made.check()
+    try_problem(made)
     steps = max(1, round((epochs or settings["train"]["epochs"]) * len(made.train)))
     schedule = Schedule(**settings["train"]["schedule"])
     training = Training(

@@ -13,32 +13,27 @@ import importlib.util
 import inspect
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aliceopt.lab.data.accept import as_split
 from aliceopt.lab.data.splits import Split
-from aliceopt.lab.writing import writing
-from aliceopt.probe import BufferGuard
 
 __all__ = [
     "METRICS",
-    "TEMPLATE",
     "Metric",
     "Problem",
     "ProblemError",
-    "check_repeatable",
+    "kind_of",
     "load_function",
     "make_problem",
+    "said",
     "source_of",
-    "write_template",
 ]
 
 BATCH_SIZE = 64
@@ -48,7 +43,7 @@ METRICS = {"loss": "lower", "accuracy": "higher", "perplexity": "lower"}
 """Names of metrics, and which direction is better."""
 
 _PARTS = ("model", "loss", "train", "validation")
-_OPTIONS = ("metric", "better", "batch_size", "note")
+_OPTIONS = ("metric", "better", "batch_size", "note", "same_weights")
 _RECORDED = ("event", "step", "epoch", "gradients", "seconds")
 
 
@@ -82,6 +77,7 @@ class Problem:
         better: for a metric of your own, whether "higher" or "lower" is better.
         batch_size: examples a batch; None: that of the DataLoader, or 64, or all if fewer.
         note: a line about the data for the report.
+        same_weights: the weights are the same at every seed, and that is meant.
     """
 
     model: nn.Module
@@ -92,16 +88,17 @@ class Problem:
     better: str | None = None
     batch_size: int | None = None
     note: str = ""
+    same_weights: bool = False
     measure: Metric = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise ProblemError(f"model must be a torch.nn.Module, got {_kind(self.model)}")
+            raise ProblemError(f"model must be a torch.nn.Module, got {kind_of(self.model)}")
         if not any(p.requires_grad for p in self.model.parameters()):
             raise ProblemError("model has no parameters that require gradients")
         if not callable(self.loss):
             raise ProblemError(
-                f"loss must be a function of outputs and targets, got {_kind(self.loss)}"
+                f"loss must be a function of outputs and targets, got {kind_of(self.loss)}"
             )
         self.train = self._split("train", self.train)
         self.validation = self._split("validation", self.validation)
@@ -116,65 +113,6 @@ class Problem:
             return as_split(data, size or BATCH_SIZE, name=name, shrink=shrink)
         except (TypeError, ValueError) as error:
             raise ProblemError(str(error)) from error
-
-    def check(self) -> None:
-        """Try one batch, so that a mistake is told before an hour of training, and where it is.
-
-        The model is left as it was: its buffers, its mode, and torch's random state.
-        """
-        was_training, buffers = self.model.training, BufferGuard(self.model)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                self._try("train", lambda: self.train.batch(0, 0, 0), training=True)
-                self._try("validation", lambda: next(self.validation.in_order()), training=False)
-        finally:
-            self.model.train(was_training)
-            buffers.restore()
-
-    def _try(self, name: str, batch: Callable[[], tuple[Any, Any]], *, training: bool) -> None:
-        """One batch through model, loss and metric; ``name`` is that of the data."""
-        try:
-            inputs, targets = batch()
-        except Exception as error:
-            raise ProblemError(f"{name}: a batch cannot be made: {_said(error)}") from error
-        self.model.train(training)
-        version = inputs._version if isinstance(inputs, Tensor) else 0
-        with torch.set_grad_enabled(training):
-            outputs = _call(f"{name}: model(inputs)", self.model, inputs)
-            loss = _call(f"{name}: loss(outputs, targets)", self.loss, outputs, targets)
-            _check_loss(loss, differentiable=training)
-        if isinstance(inputs, Tensor) and inputs._version != version:
-            raise ProblemError(
-                "the model changes its inputs in place, and Alice evaluates a batch three times: "
-                "compute a new tensor instead"
-            )
-        with torch.no_grad():
-            metric = self.measure.of or (lambda outputs, targets: 0.0)
-            value = _call(f"{name}: metric(outputs, targets)", metric, outputs, targets)
-        try:
-            float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ProblemError(f"metric must give one number, got {_kind(value)}") from error
-
-
-def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        with warnings.catch_warnings():
-            # torch only warns of outputs [N, 1] against targets [N], and compares all with all.
-            warnings.filterwarnings("error", message="Using a target size")
-            return function(*arguments)
-    except Exception as error:
-        raise ProblemError(f"{what} raised {_said(error)}; {_seen(*arguments)}") from error
-
-
-def _check_loss(loss: Any, *, differentiable: bool) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ProblemError(
-            f"loss(outputs, targets) must be a tensor with one number, got {_kind(loss)}: "
-            "take the mean over the batch"
-        )
-    if differentiable and not loss.requires_grad:
-        raise ProblemError("the loss does not depend on the model's parameters: no gradient")
 
 
 def _metric(metric: Any, better: str | None) -> Metric:
@@ -211,32 +149,6 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return 100.0 * (guesses == targets).float().mean()
 
 
-def check_repeatable(first: Problem, second: Problem) -> None:
-    """Refuse two calls at one seed that do not start alike: methods could not be compared."""
-    if {id(p) for p in first.model.parameters()} & {id(p) for p in second.model.parameters()}:
-        raise ProblemError(
-            "two calls returned the same model: make it inside the function, or every run would "
-            "go on with the weights of the one before"
-        )
-    mine, other = first.model.state_dict(), second.model.state_dict()
-    if mine.keys() != other.keys() or not all(_same(mine[name], other[name]) for name in mine):
-        raise ProblemError(
-            "two calls at one seed gave models with different weights: torch, numpy and random "
-            "are seeded before the call, so draw from them"
-        )
-    batches = (problem.train.batch(0, 0, 0)[0] for problem in (first, second))
-    if not _same(*batches):
-        raise ProblemError(
-            "two calls at one seed gave different training data: give its random numbers a seed"
-        )
-
-
-def _same(a: Any, b: Any) -> bool:
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return True  # dictionaries and the like are not looked into
-    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
-
-
 def make_problem(function: Callable[[], Any], name: str) -> Problem:
     """Call a user's function and check what it returns."""
     try:
@@ -252,7 +164,7 @@ def make_problem(function: Callable[[], Any], name: str) -> Problem:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ProblemError(
-            f"{name} raised {_said(error)} ({place.filename}, line {place.lineno})"
+            f"{name} raised {said(error)} ({place.filename}, line {place.lineno})"
         ) from error
 
 
@@ -270,12 +182,12 @@ def _as_problem(made: Any) -> Problem:
         missing = [part for part in _PARTS if part not in made]
         unknown = [key for key in made if key not in _PARTS + _OPTIONS]
         if missing or unknown:
-            said = [f"missing: {', '.join(missing)}"] if missing else []
-            said += [f"not known: {', '.join(map(str, unknown))}"] if unknown else []
-            raise ProblemError(f"returned a dictionary; {'; '.join(said)}")
+            wrong = [f"missing: {', '.join(missing)}"] if missing else []
+            wrong += [f"not known: {', '.join(map(str, unknown))}"] if unknown else []
+            raise ProblemError(f"returned a dictionary; {'; '.join(wrong)}")
         return Problem(**made)
     raise ProblemError(
-        f"returned {_kind(made)}; expected a Problem, or a dictionary or tuple of "
+        f"returned {kind_of(made)}; expected a Problem, or a dictionary or tuple of "
         f"{', '.join(_PARTS)}"
     )
 
@@ -325,7 +237,7 @@ def _load(module_name: str) -> ModuleType:
             ) from error
         raise ProblemError(f"{module_name} needs {error.name}, which is not installed") from error
     except Exception as error:
-        raise ProblemError(f"{module_name} cannot be imported: {_said(error)}") from error
+        raise ProblemError(f"{module_name} cannot be imported: {said(error)}") from error
 
 
 def _load_file(name: str, path: str) -> ModuleType:
@@ -346,41 +258,17 @@ def _load_file(name: str, path: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ProblemError(f"{path} needs {error.name}, which is not installed") from error
     except Exception as error:
-        raise ProblemError(f"{path} cannot be run: {_said(error)}") from error
+        raise ProblemError(f"{path} cannot be run: {said(error)}") from error
     return module
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, for a sentence about it."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """An error's kind and text."""
     return f"{type(error).__name__}: {error}"
-
-
-def _seen(*values: Any) -> str:
-    kinds = [
-        f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
-        if isinstance(v, Tensor)
-        else _kind(v)
-        for v in values
-    ]
-    return f"it was given {' and '.join(kinds)}"
-
-
-TEMPLATE = Path(__file__).with_name("template_problem.py")
-"""The file that ``aliceopt new-problem`` writes: a problem that runs as it is."""
-
-
-def write_template(path: Path) -> None:
-    """Write a new problem to start from; an existing file is never overwritten."""
-    if path.suffix != ".py":
-        raise ProblemError(f"a problem is a Python file, name.py; got {str(path)!r}")
-    if not path.stem.isidentifier():
-        raise ProblemError(f"{path.stem!r} cannot be a module's name: use letters, digits and _")
-    if path.exists():
-        raise ProblemError(f"{str(path)!r} exists already; it was left as it is")
-    with writing(path), path.open("x", encoding="utf-8") as file:
-        file.write(TEMPLATE.read_text(encoding="utf-8"))

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
-from aliceopt.lab.muon import matrices_of
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
-from aliceopt.lab.problem import Metric, Problem, ProblemError, check_repeatable, source_of
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import Metric, Problem, ProblemError, source_of
 from aliceopt.lab.records import RunRecord, read_runs
+from aliceopt.lab.rules import checked_problem, lacks
 
 __all__ = ["BASELINES", "BUDGETS", "GRID_TERMS", "Study", "study_folder", "study_plan", "tuned"]
 
@@ -134,17 +133,15 @@ def study_plan(
 ) -> Study:
     """A study of ``problem``, by default of a small convnet on scikit-learn's digits.
 
-    ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made once
-    here and one batch tried, so that what is wrong with it is told at once.
+    ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made here
+    and tried, so that what is wrong with it is told at once.
     """
     _check_choices(budget, limit, tune)
     settings = _settings(seeds, epochs, limit, quick_steps)
     if precision is not None:
         settings["train"]["precision"] = precision
     source = _source(problem, settings)
-    made = build_problem(source, seed=0)
-    check_repeatable(made, build_problem(source, seed=0))
-    made.check()
+    made = checked_problem(source)
     settings["train"]["batch_size"] = made.train.batch_size
     methods = _grid(terms, steps, _alice_rates(limit, lr))
     chosen = choose(SETTINGS["baselines"], baselines, "baseline")
@@ -233,12 +230,11 @@ def _grid(
 
 
 def _fits(method: Mapping[str, Any], problem: Problem, *, asked: bool) -> bool:
-    """Whether the problem has what the method needs; Muon needs matrices."""
-    if method["optimizer"] != "muon" or matrices_of(problem.model):
-        return True
-    if asked:
-        raise ProblemError("Muon needs parameters that are matrices, and the model has none")
-    return False
+    """Whether the problem has what the method needs; told only if the method was asked for."""
+    lack = lacks(problem, method["optimizer"])
+    if lack is not None and asked:
+        raise ProblemError(lack)
+    return lack is None
 
 
 def _for_its_cost(method: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

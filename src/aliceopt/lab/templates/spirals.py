@@ -1,4 +1,4 @@
-"""A problem for `aliceopt study`: change the four parts to yours, then run
+"""A small problem for `aliceopt study`: change the four parts to yours, then run
 
     aliceopt study --problem FILE.py:problem
 
