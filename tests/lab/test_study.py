@@ -24,7 +24,7 @@ from aliceopt.lab.records import read_plan, read_runs
 from aliceopt.lab.study import (
     BASELINES,
     GRID_TERMS,
-    TUNING_SEED,
+    TUNING_SEEDS,
     study_folder,
     study_plan,
 )
@@ -56,31 +56,30 @@ def test_the_figure_of_baselines_shows_the_defaults_whatever_else_is_best(monkey
 
 
 def test_a_tiny_study_goes_through_to_its_report(tmp_path):
-    """Two rates a method, then two seeds at the better one: table, finding, figures, report."""
-    result = tiny("--tune", 2)
+    """Three rates a method, then two seeds at the best: table, finding, figures, report."""
+    result = tiny("--tune", 3)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs/study-digits"
     tuning, plan = read_plan(folder / "tuning"), read_plan(folder)
-    assert len(tuning["runs"]) == 6
-    assert {run["seed"] for run in tuning["runs"]} == {TUNING_SEED}
-    assert TUNING_SEED not in plan["seeds"]
+    assert len(tuning["runs"]) == plan["tuned"]["runs"]
+    assert {run["seed"] for run in tuning["runs"]} == set(TUNING_SEEDS)
+    assert not set(TUNING_SEEDS) & set(plan["seeds"])
     assert {run.status for run in read_runs(folder)} == {"finished"}
     assert [run.method for run in read_runs(folder)] == ["naq-none", "naq-glass", "adam"] * 2
-    ends = {run.method: run.final for run in read_runs(folder / "tuning")}
     for key, chosen in plan["tuned"]["chosen"].items():
-        finals = [ends[f"{key}-rate-{i}"] for i in range(2)]
-        assert chosen["lr"] == chosen["tried"][finals.index(min(finals))]
+        means = {t["lr"]: sum(t["finals"]) for t in chosen["tried"] if len(t["finals"]) == 2}
+        assert means[chosen["lr"]] == min(means.values())
         assert plan["methods"][key]["options"]["lr"] == chosen["lr"]
     for run, promised in zip(read_runs(folder), plan["runs"], strict=True):
         assert run.gradients == promised["gradients"]
     page = (folder / "report.html").read_text()
     assert "Adam" in page
     assert "report: runs/study-digits/report.html" in result.output
-    again = tiny("--tune", 2)
+    again = tiny("--tune", 3)
     assert again.exit_code == 2
     assert "already holds records" in again.output
     kept = all_events(folder)
-    assert tiny("--tune", 2, "--resume").exit_code == 0
+    assert tiny("--tune", 3, "--resume").exit_code == 0
     assert all_events(folder) == kept
     clear(folder)
     assert list(folder.iterdir()) == []
@@ -255,8 +254,8 @@ def test_rates_follow_what_bounds_the_steps():
     [
         ({"budget": "seconds"}, "--budget must be steps or gradients, got 'seconds'"),
         ({"limit": "none"}, "--limit must be .* got 'none'"),
-        ({"tune": 0}, "--tune must be a whole number from 1 to 9, got 0"),
-        ({"tune": 10}, "--tune .* got 10"),
+        ({"tune": 0}, "--tune must be 1 or a whole number from 3 to 15, got 0"),
+        ({"tune": 2}, "--tune .* got 2"),
         ({"terms": ["glas"]}, "no term 'glas': did you mean 'glass'"),
         ({"steps": ["half"]}, "no step 'half'"),
         ({"baselines": ["adamx"]}, "no baseline 'adamx': did you mean 'adam"),
@@ -288,13 +287,13 @@ def test_the_command_refuses_in_one_sentence():
 
 
 def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
-    """Two rates of three methods, then two seeds of each."""
-    result = tiny("--tune", 2, "--dry-run")
+    """Three rates of three methods at two seeds, then two seeds of each."""
+    result = tiny("--tune", 3, "--dry-run")
     assert result.exit_code == 0
-    assert "first 6 runs, 156 gradient evaluations, to choose" in result.output
-    assert "learning rate from 2 around the one above" in result.output
+    assert "first 18 runs, 468 gradient evaluations or more, to choose" in result.output
+    assert "learning rate: 3 to 3 around the one above" in result.output
     assert "then 6 runs, 2 seeds, 156 gradient evaluations" in result.output
-    assert "in all 12 runs, 312 gradient evaluations" in result.output
+    assert "in all 24 runs, 624 gradient evaluations or more" in result.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -47,16 +47,12 @@ def check_not_both(resume: bool) -> None:
         raise ValueError("--resume goes on with the records, --overwrite deletes them: choose one")
 
 
-def clear(
-    folder: Path,
-    new: Mapping[str, Any] | None = None,
-    tuning: Mapping[str, Any] | None = None,
-) -> None:
+def clear(folder: Path, new: Mapping[str, Any] | None = None) -> None:
     """Delete the records, figures and report of the plan there and of a new one, and no more.
 
-    The new one may name runs of an even earlier plan. ``tuning`` is that of the study's rates.
+    The new one may name runs of an even earlier plan. Runs that chose a study's rates go too.
     """
-    _clear(folder / "tuning", tuning)  # also if nothing came after it
+    _clear(folder / "tuning", None)  # also if nothing came after it
     _clear(folder, new)
     _delete_empty([folder / "tuning"])
 

@@ -149,7 +149,7 @@ Epochs = Annotated[
     float | None, typer.Option(help="Passes over the training data; the default is 8.")
 ]
 Tune = Annotated[
-    int, typer.Option(help="Learning rates to try for every method; 1 takes the usual one.")
+    int, typer.Option(help="Most learning rates to try for a method; 1 takes the usual one.")
 ]
 Limit = Annotated[str, typer.Option(help="What bounds Alice's steps: fixed or adam.")]
 Rate = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,7 @@ def study(
     baselines: options.Baselines = None,
     seeds: options.StudySeeds = None,
     epochs: options.Epochs = None,
-    tune: options.Tune = 3,
+    tune: options.Tune = 7,
     limit: options.Limit = "fixed",
     lr: options.Rate = None,
     quick_steps: options.QuickSteps = None,
@@ -49,7 +50,8 @@ def study(
     """
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.study import study_folder, study_plan, tuned
+    from aliceopt.lab.study import study_folder, study_plan
+    from aliceopt.lab.tuning import rounds, tuned
 
     folder = study_folder(problem) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
@@ -72,17 +74,19 @@ def study(
             precision=precision,
         )
         if dry_run:
-            preview.print_plan(plan.final, plan.tuning)
+            preview.print_study(plan)
             return
         if overwrite:
             check_not_both(resume)
-            clear(folder, plan.final.document, plan.tuning.document if plan.tuning else None)
+            clear(folder, plan.final.document)
         trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
         how = carry_out.How(trainer, resume, tensorboard)
-        if plan.tuning is not None:
-            _tune(plan.tuning, folder / "tuning", how)
+        for tuning in rounds(plan, folder):
+            _tune(tuning, folder / "tuning", how)
+            how = replace(how, resume=True)
         final = tuned(plan, folder)
-        if resume and plan.tuning is not None:
+        how = replace(how, resume=resume)
+        if resume and plan.most > 1:
             _say_anew(clear_retuned(final, folder))
         finished = carry_out.carry_out(final, folder, how)
         carry_out.print_study(final, folder, target)
@@ -90,7 +94,7 @@ def study(
 
 
 def _tune(plan: Plan, folder: Path, how: How) -> None:
-    """Try every rate; unless all runs have ended nothing is chosen, and the command ends here."""
+    """Try these rates; unless all runs have ended nothing is chosen, and the command ends here."""
     from aliceopt.lab import carry_out
 
     finished = carry_out.carry_out(plan, folder, how, title="tuning learning rates")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 from rich import box
@@ -14,14 +15,39 @@ from aliceopt.lab.data import data_folder
 from aliceopt.lab.data.checking import present_files
 from aliceopt.lab.plan import Plan
 from aliceopt.lab.results.describe import problem_name
+from aliceopt.lab.study import TUNING_SEEDS, Study
 from aliceopt.lab.terminal import stdout_console
+from aliceopt.lab.tuning import START
 from aliceopt.lab.words import counted, settings_in_words, training_in_words
 
-__all__ = ["print_plan"]
+__all__ = ["print_plan", "print_study"]
 
 
-def print_plan(plan: Plan, tuning: Plan | None = None) -> None:
+def print_plan(plan: Plan) -> None:
     """Every method with its options, and the cost of all in gradient evaluations."""
+    _describe(plan)
+    seeds = counted(len(plan.document["seeds"]), "seed")
+    _say(f"in all {_cost(len(plan.runs), plan.gradients, seeds)}")
+
+
+def print_study(study: Study) -> None:
+    """The same of a study, with the runs that choose its rates: at least so many."""
+    if study.most == 1:
+        print_plan(study.final)
+        return
+    final, tuning = study.final, study.tuning(product(study.methods, START, TUNING_SEEDS))
+    _describe(final)
+    _say(
+        f"first {_cost(len(tuning.runs), tuning.gradients)} or more, to choose each method's "
+        f"learning rate: 3 to {study.most} around the one above, the last choice at two seeds"
+    )
+    seeds = counted(len(final.document["seeds"]), "seed")
+    _say(f"then {_cost(len(final.runs), final.gradients, seeds)}")
+    both = _cost(len(final.runs) + len(tuning.runs), final.gradients + tuning.gradients)
+    _say(f"in all {both} or more")
+
+
+def _describe(plan: Plan) -> None:
     document, console = plan.document, stdout_console()
     shared = _shared(document["methods"])
     console.print(Text(document["title"], style="bold"))
@@ -34,18 +60,6 @@ def print_plan(plan: Plan, tuning: Plan | None = None) -> None:
     _say(f"training: {training_in_words(document['training'], own)}")
     if document["kind"] == "experiment":
         _say_missing_data(document)
-    seeds = counted(len(document["seeds"]), "seed")
-    if tuning is None:
-        _say(f"in all {_cost(len(plan.runs), plan.gradients, seeds)}")
-        return
-    tried = len(tuning.runs) // len(document["methods"])
-    _say(
-        f"first {_cost(len(tuning.runs), tuning.gradients)}, to choose each method's learning "
-        f"rate from {tried} around the one above"
-    )
-    _say(f"then {_cost(len(plan.runs), plan.gradients, seeds)}")
-    both = _cost(len(plan.runs) + len(tuning.runs), plan.gradients + tuning.gradients)
-    _say(f"in all {both}")
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,6 @@ are taken within seeds. Methods are given the same number of steps or, if asked,
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,9 +17,18 @@ from aliceopt.lab.muon import matrices_of
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
 from aliceopt.lab.problem import Metric, Problem, ProblemError, check_repeatable, source_of
 from aliceopt.lab.problems import build_problem
-from aliceopt.lab.records import RunRecord, read_runs
 
-__all__ = ["BASELINES", "BUDGETS", "GRID_TERMS", "Study", "study_folder", "study_plan", "tuned"]
+__all__ = [
+    "BASELINES",
+    "BUDGETS",
+    "GRID_TERMS",
+    "TUNING_SEEDS",
+    "Study",
+    "Tried",
+    "rate_at",
+    "study_folder",
+    "study_plan",
+]
 
 SETTINGS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("study.toml").read_text(encoding="utf-8")
@@ -29,15 +37,19 @@ BASELINES = tuple(SETTINGS["baselines"])
 GRID_TERMS = tuple(term for term in TERMS if term != "glass+signed")
 BUDGETS = ("steps", "gradients")
 TUNING_SEED = 1000
-"""Seed of the runs that choose learning rates; never one of the study's own."""
+TUNING_SEEDS = (TUNING_SEED, 1001)
+"""Seeds of the runs that choose learning rates; never of the study's own."""
+
+
+Tried = tuple[str, int, int]
+"""A method, a place on its grid of rates, and a seed."""
 
 
 @dataclass(frozen=True)
 class Study:
     """A study before its learning rates are known.
 
-    ``final`` is its plan at the middle rates; ``tuning`` tries ``rates`` of them for every method
-    with a seed of its own, or is None if there is only one to try.
+    ``final`` is its plan at the usual rates. ``most`` rates are tried for every method; 1: none.
     """
 
     about: dict[str, Any]
@@ -45,67 +57,47 @@ class Study:
     settings: dict[str, Any]
     methods: dict[str, dict[str, Any]]
     batches: int
-    rates: int
+    most: int
 
     @property
     def final(self) -> Plan:
-        """The plan at the middle rates."""
-        return self._plan(self.about, self.methods, self.settings["seeds"])
+        """The plan at the usual rates."""
+        return self.plan({}, self.methods, self.settings["seeds"])
 
-    @property
-    def tuning(self) -> Plan | None:
-        """Every method at every rate, once."""
-        if self.rates == 1:
-            return None
-        tried = {
-            f"{key}-rate-{i}": {**method, "lr": rate, "label": f"{_label(method)}, lr {rate:.2g}"}
-            for key, method in self.methods.items()
-            for i, rate in enumerate(rates_around(method["lr"], self.rates))
-        }
+    def tuning(self, tried: Iterable[Tried]) -> Plan:
+        """The plan of these runs, which choose rates."""
+        methods, wanted = {}, set()
+        for key, place, seed in sorted(tried):
+            method, name = self.methods[key], self.name_of(key, place)
+            rate = rate_at(method["lr"], place)
+            label = method.get("label") or label_of(method)
+            methods[name] = {**method, "lr": rate, "label": f"{label}, lr {rate:.2g}"}
+            wanted.add((name, seed))
         title = f"Learning rates for: {self.about['title']}"
-        return self._plan({**self.about, "kind": "tuning", "title": title}, tried, [TUNING_SEED])
+        plan = self.plan({"kind": "tuning", "title": title}, methods, list(TUNING_SEEDS))
+        plan.runs = [run for run in plan.runs if (run.method, run.seed) in wanted]
+        named = plan.document["runs"]
+        plan.document["runs"] = [run for run in named if (run["method"], run["seed"]) in wanted]
+        return plan
 
-    def _plan(self, about: dict[str, Any], methods: dict[str, Any], seeds: Any) -> Plan:
+    @staticmethod
+    def name_of(method: str, place: int) -> str:
+        """What a method at a rate is called among the runs that choose rates."""
+        return f"{method}-rate{place:+d}"
+
+    def plan(self, about: dict[str, Any], methods: dict[str, Any], seeds: Any) -> Plan:
+        """These methods with these seeds, on the study's problem."""
         settings = {**self.settings, "seeds": seeds}
-        return plan_of(about, self.source, settings, methods, self.batches)
+        return plan_of({**self.about, **about}, self.source, settings, methods, self.batches)
 
 
-def rates_around(rate: float, count: int) -> list[float]:
-    """``count`` rates around a middle one, half a power of ten apart.
+def rate_at(usual: float, place: int) -> float:
+    """So many halves of a power of ten beyond the usual rate.
 
-    >>> tuple(round(rate, 4) for rate in rates_around(0.01, 3))
+    >>> tuple(round(rate_at(0.01, place), 4) for place in (-1, 0, 1))
     (0.0032, 0.01, 0.0316)
     """
-    return [rate * 10 ** ((k - (count - 1) / 2) / 2) for k in range(count)]
-
-
-def tuned(study: Study, folder: Path) -> Plan:
-    """The study's plan with each method's best rate, read from the records of its tuning."""
-    if study.tuning is None:
-        return study.final
-    runs = {r.method: r for r in read_runs(folder / "tuning", study.tuning.document)}
-    methods, chosen = {}, {}
-    for key, method in study.methods.items():
-        tried = rates_around(method["lr"], study.rates)
-        best = _best([runs[f"{key}-rate-{i}"] for i in range(study.rates)], study.about["better"])
-        methods[key] = {**method, "lr": tried[best]}
-        chosen[key] = {"tried": tried, "lr": tried[best], "edge": best in (0, study.rates - 1)}
-    about = {**study.about, "tuned": {"seed": TUNING_SEED, "rates": study.rates, "chosen": chosen}}
-    return study._plan(about, methods, study.settings["seeds"])
-
-
-def _best(runs: list[RunRecord], better: str) -> int:
-    """Which run ended best; equal metrics are told apart by the loss. All failed: the first."""
-
-    def rank(i: int) -> tuple[float, float]:
-        run = runs[i]
-        if run.final is None:
-            return math.inf, i
-        loss = run.evaluations[-1]["loss"]
-        result = -run.final if better == "higher" else run.final
-        return result, math.inf if loss is None else loss
-
-    return min(range(len(runs)), key=rank)
+    return float(usual * 10 ** (place / 2))
 
 
 def study_folder(problem: str | None) -> Path:
@@ -129,7 +121,7 @@ def study_plan(
     limit: str = "fixed",
     budget: str = "steps",
     target: float | None = None,
-    tune: int = 3,
+    tune: int = 7,
     precision: str | None = None,
 ) -> Study:
     """A study of ``problem``, by default of a small convnet on scikit-learn's digits.
@@ -162,8 +154,8 @@ def _check_choices(budget: str, limit: str, tune: int) -> None:
         raise PlanError(f"--budget must be steps or gradients, got {budget!r}")
     if limit not in SETTINGS["rates"]:
         raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
-    if isinstance(tune, bool) or not isinstance(tune, int) or not 1 <= tune <= 9:
-        raise PlanError(f"--tune must be a whole number from 1 to 9, got {tune!r}")
+    if isinstance(tune, bool) or not isinstance(tune, int) or tune not in (1, *range(3, 16)):
+        raise PlanError(f"--tune must be 1 or a whole number from 3 to 15, got {tune!r}")
 
 
 def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
@@ -178,10 +170,6 @@ def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
         "better": metric.better,
         "tuned": False,
     }
-
-
-def _label(method: Mapping[str, Any]) -> str:
-    return str(method.get("label") or label_of(method))
 
 
 def _settings(

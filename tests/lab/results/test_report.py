@@ -222,10 +222,12 @@ def test_methods_with_the_same_label_are_told_apart(tmp_path: Path) -> None:
 
 def test_tuned_rates_are_listed_with_those_tried(tmp_path: Path) -> None:
     """A rate chosen at the edge of those tried is marked."""
-    chosen = {"adam": {"tried": [1e-3, 3e-3, 1e-2], "lr": 1e-2, "edge": True}}
-    page = study(tmp_path, plan={"tuned": {"seed": 7, "rates": 3, "chosen": chosen}})
+    tried = [{"lr": rate, "finals": [90.0]} for rate in (1e-3, 3e-3, 1e-2)]
+    about = {"seeds": [7, 8], "most": 3, "runs": 14, "gradients": 999, "seconds": 188.0}
+    chosen = {"adam": {"tried": tried, "lr": 1e-2, "edge": True}}
+    page = study(tmp_path, plan={"tuned": {**about, "chosen": chosen}})
     assert "0.001, 0.003, 0.01 (at the edge)" in page.text
-    assert "the best of 3 tried for each method" in page.text
+    assert "at seeds 7 and 8: 14 runs, 3.13 min, not counted here" in page.text
 
 
 def test_a_folder_without_records_is_refused_by_name(tmp_path: Path) -> None:

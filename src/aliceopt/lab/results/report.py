@@ -21,6 +21,7 @@ from aliceopt.lab.results.describe import (
     is_generated,
     precision_note,
     problem_name,
+    tuning_cost,
     usual_rates,
 )
 from aliceopt.lab.results.deviations import remark
@@ -52,7 +53,7 @@ _READING = {
     "t-test over seeds. Comparisons are corrected (Holm), those of terms and steps together and "
     "those with the best method together: where these settings do not truly differ, either claims "
     "a difference at most 1 time in 20, and an interval leaves out zero exactly where one is "
-    "claimed. Rates tuned at one seed may differ by luck, which no interval counts. Each holds "
+    "claimed. Tuned rates may differ by luck, which no interval counts. Each holds "
     "with 95% confidence or more, not all at once. Those of the best method allow for its being "
     "picked.",
     "Not established": "a difference that one test alone would see, or results of one method that "
@@ -271,8 +272,8 @@ def _rates(plan: Mapping[str, Any]) -> str:
     tuned = plan.get("tuned")
     if isinstance(tuned, Mapping):
         return (
-            f"the best of {tuned['rates']} tried for each method, half a power of ten apart, at "
-            f"seed {tuned['seed']}, whose runs do not count here"
+            f"for each method the best of those tried, half a power of ten apart, at seeds "
+            f"{' and '.join(map(str, tuned['seeds']))}: {tuning_cost(plan)}, not counted here"
         )
     if plan["kind"] == "experiment":
         return f"{usual_rates(plan)}, not tuned here"

@@ -180,7 +180,7 @@ def settings_table(plan: Mapping[str, Any]) -> str:
 
 def _tried(chosen: Mapping[str, Any]) -> str:
     edge = " (at the edge)" if chosen.get("edge") else ""
-    return ", ".join(f"{rate:.3g}" for rate in chosen.get("tried", ())) + edge
+    return ", ".join(f"{tried['lr']:.3g}" for tried in chosen.get("tried", ())) + edge
 
 
 def _plain(value: Any) -> str:
