@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,6 @@ from torch import nn
 
 from aliceopt import Alice
 from aliceopt.cli.folders import clear
-from aliceopt.lab.figures import study_methods
 from aliceopt.lab.methods import make_method
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
@@ -34,25 +32,6 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 # ---- through to the report ---------------------------------------------------------------------
-
-
-def test_the_figure_of_baselines_shows_the_defaults_whatever_else_is_best(monkeypatch):
-    """Of the grid it has the best only; Alice as it comes stands beside the baselines."""
-
-    def found(method, family, step, median):
-        return SimpleNamespace(method=method, family=family, step=step, median=median)
-
-    best = found("naq-none", "alice", "naq", 1.0)
-    others = [
-        found("naq-glass", "alice", "naq", 2.0),
-        found("alice", "alice", None, 4.0),
-        found("adam", "baseline", None, 3.0),
-        found("muon", "baseline", None, None),
-    ]
-    monkeypatch.setattr(study_methods, "best_method", lambda *_: best)
-    plan = {"kind": "study", "better": "lower"}
-    rows = study_methods._rows(plan, SimpleNamespace(methods=[best, *others]))
-    assert [row.method for row in rows] == ["naq-none", "adam", "alice"]
 
 
 def test_a_tiny_study_goes_through_to_its_report(tmp_path):

@@ -66,9 +66,8 @@ def _clear(folder: Path, new: Mapping[str, Any] | None) -> None:
     places = list({run_folder(folder, run["method"], run["seed"]): None for run in named})
     for place in places:
         _clear_run(place)
-    drawn = ["study-*.*"] + ([f"{plan['name']}.*"] if plan["name"] in EXPERIMENTS else [])
-    for pattern in drawn:
-        _delete((folder / "figures").glob(pattern))
+    if plan["name"] in EXPERIMENTS:
+        _delete((folder / "figures").glob(f"{plan['name']}.*"))
     _delete([folder / "report.html", folder / "plan.json"])
     _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
 

@@ -245,7 +245,7 @@ def print_experiments() -> None:
 def print_experiment(folder: Path) -> None:
     """An experiment's table beside the paper's, its figure, and its report."""
     from aliceopt.lab.figures import draw_experiment
-    from aliceopt.lab.results.report import write_report
+    from aliceopt.lab.report import write_report
     from aliceopt.lab.results.table import print_table
 
     drawn = None
@@ -261,7 +261,7 @@ def print_experiment(folder: Path) -> None:
 
 def print_study(plan: Plan, folder: Path, target: float | None) -> None:
     """A study's table and finding, and its report."""
-    from aliceopt.lab.results.report import write_report
+    from aliceopt.lab.report import write_report
     from aliceopt.lab.results.summary import print_summary
 
     if not (folder / "plan.json").exists():

@@ -1,9 +1,8 @@
 """The training loop, to be read from top to bottom.
 
-Everything a run does depends on its `Run` alone: the weights and the order of the data follow from
-the seed, batches are asked for by number, and the learning rate is a function of the step. So a
-checkpoint needs only the model, the optimizer, the random state and three counters, and a resumed
-run repeats an uninterrupted one, on a CPU to the bit.
+Everything a run does depends on its `Run` alone: weights and the order of the data follow from the
+seed, batches are asked for by number, the learning rate is a function of the step. A checkpoint
+needs only the model, the optimizer, random states and counters; on a CPU it goes on to the bit.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.compress.recalibration import norms_of
-from aliceopt.lab.blocks import blocks_of
+from aliceopt.lab.blocks import blocks_in_words, blocks_of
 from aliceopt.lab.clock import Clock, now
 from aliceopt.lab.evaluation import evaluate, fresh_statistics
 from aliceopt.lab.methods import Method, Step, make_method
@@ -265,6 +264,7 @@ class _Training:
             versions=versions(),
             device=_device_name(self.device),
             parameters=sum(p.numel() for p in self.model.parameters()),
+            blocks=blocks_in_words(self.model),
             batches=len(self.data),
             data=self.problem.note,
             time=now(),
