@@ -1,6 +1,7 @@
 """``aliceopt study``: the grid, its budget, and problems of the user's own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import nn
 
 from aliceopt import Alice
 from aliceopt.cli.folders import clear
-from aliceopt.lab.methods import make_method
+from aliceopt.lab.methods import make_method, period
+from aliceopt.lab.pace import measured_paces
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
 from aliceopt.lab.records import read_plan, read_runs
@@ -210,6 +212,53 @@ def test_an_equal_number_of_steps_is_the_default():
     assert len(steps) == 1
 
 
+PACES = {"naq-none": 0.01, "naq-glass": 0.02, "adam": 0.004}
+
+
+def test_equal_seconds_are_as_many_steps_as_fit():
+    """At the pace of each method, also while rates are tuned; the schedule goes to its end."""
+    study = study_plan(**{**TINY, "epochs": None}, budget="6s").lasting(PACES, 6.0)
+    steps = {"naq-none": 600, "naq-glass": 300, "adam": 1500}
+    assert {run.method: run.training.steps for run in study.final.runs} == steps
+    (tuning,) = study.tuning([("adam", 1, TUNING_SEEDS[0])]).runs
+    assert tuning.training.steps == 1500
+    assert tuning.training.schedule.factor(1499, 1500) < 1e-5
+    assert study.final.document["paces"] == PACES
+    one = study_plan(**{**TINY, "epochs": None}, budget="6s").lasting(PACES, 1e-9).final.runs[0]
+    assert one.training.steps == 1
+
+
+def test_a_study_of_equal_seconds_goes_on_at_the_paces_it_began_with(tmp_path, monkeypatch):
+    """Steps are timed once; the plan and the report say how fast they were."""
+    timed = []
+
+    def paces(study, *where):
+        timed.append(set(study.methods))
+        return {method: 0.1 * len(timed) for method in study.methods}
+
+    monkeypatch.setattr("aliceopt.lab.carry_out.paces", paces)
+    grid = ("--terms", "", "--baselines", "adam", "--seeds", 1, "--tune", 1, "--workers", 1)
+    command = ("study", *grid, "--budget", "0.5s", "--device", "cpu")
+    assert aliceopt(*command).exit_code == 0
+    result = aliceopt(*command, "--resume")
+    assert result.exit_code == 0, result.output
+    assert timed == [{"adam"}]
+    (run,) = read_runs(tmp_path / "runs/study-digits")
+    assert run.evaluations[-1]["step"] == 5
+    page = (tmp_path / "runs/study-digits/report.html").read_text()
+    assert "5 steps a run, as many as fit into 0.5s, by timing a few first (100 to 100 ms" in page
+
+
+def test_a_few_steps_are_timed_of_every_method_with_as_many_that_measure():
+    """Whole periods: Alice with quick steps is neither flattered nor blamed."""
+    study = study_plan(**{**TINY, "baselines": ["adam", "adahessian"]})
+    paces = measured_paces(study, "cpu", 1)
+    assert set(paces) == set(study.methods)
+    assert all(pace > 0 for pace in paces.values())
+    options = study.final.runs[1].options
+    assert [period("alice", options), period("adam", {}), period("adahessian", {})] == [4, 1, 1]
+
+
 def test_a_method_may_have_a_schedule_of_its_own():
     """Schedule-free keeps its rate, all others follow the cosine; the warm-up is everyone's."""
     runs = {run.method: run.training for run in study_plan().final.runs}
@@ -231,7 +280,10 @@ def test_rates_follow_what_bounds_the_steps():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"budget": "seconds"}, "--budget must be steps or gradients, got 'seconds'"),
+        ({"budget": "seconds"}, "--budget must be steps, gradients or .* like 60s, got 'seconds'"),
+        ({"budget": "0s"}, "--budget .* got '0s'"),
+        ({"budget": "-3s"}, "--budget .* got '-3s'"),
+        ({"budget": "9s", "epochs": 2}, "--epochs and --budget 9s both say how long a run is"),
         ({"limit": "none"}, "--limit must be .* got 'none'"),
         ({"tune": 0}, "--tune must be 1 or a whole number from 3 to 15, got 0"),
         ({"tune": 2}, "--tune .* got 2"),
@@ -258,7 +310,8 @@ def test_bad_options_are_refused_by_name_and_value(options, said):
 
 def test_the_command_refuses_in_one_sentence():
     """Exit 2, no traceback."""
-    for arguments in (("--budget", "time"), ("--terms", "glas"), ("--quick-steps", -2)):
+    ray = ("--budget", "9s", "--launcher", "ray")
+    for arguments in (("--budget", "time"), ("--terms", "glas"), ("--quick-steps", -2), ray):
         result = aliceopt("study", *arguments)
         assert result.exit_code == 2
         assert result.stderr.startswith("aliceopt: ")
@@ -269,10 +322,10 @@ def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
     """Three rates of three methods at two seeds, then two seeds of each."""
     result = tiny("--tune", 3, "--dry-run")
     assert result.exit_code == 0
-    assert "first 18 runs, 468 gradient evaluations or more, to choose" in result.output
+    assert re.search(r"first 18 runs, 468 gradient evaluations, about [\d.]+ s or", result.output)
     assert "learning rate: 3 to 3 around the one above" in result.output
-    assert "then 6 runs, 2 seeds, 156 gradient evaluations" in result.output
-    assert "in all 24 runs, 624 gradient evaluations or more" in result.output
+    assert re.search(r"then 6 runs, 2 seeds, 156 gradient ev.*, about [\d.]+ s\n", result.output)
+    assert "in all 24 runs, 624 gradient evaluations, about " in result.output
     assert list(tmp_path.iterdir()) == []
 
 

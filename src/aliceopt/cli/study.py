@@ -50,7 +50,8 @@ def study(
     """
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.study import study_folder, study_plan
+    from aliceopt.lab.pace import known_paces
+    from aliceopt.lab.study import seconds_of, study_folder, study_plan
     from aliceopt.lab.tuning import rounds, tuned
 
     folder = study_folder(problem) if out is None else out
@@ -73,13 +74,21 @@ def study(
             tune=tune,
             precision=precision,
         )
+        by_whom = launcher, device, workers
+        if (seconds := seconds_of(budget)) is not None:
+            carry_out.check_timed(launcher)
+            known = known_paces(folder) if resume else {}
+            if set(plan.methods) - set(known):
+                known = {**carry_out.paces(plan, device, workers), **known}
+            plan = plan.lasting(known, seconds)
         if dry_run:
-            preview.print_study(plan)
+            paces = plan.about.get("paces") or carry_out.paces(plan, device, workers)
+            preview.print_study(plan, paces)
             return
         if overwrite:
             check_not_both(resume)
             clear(folder, plan.final.document)
-        trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
+        trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, resume, tensorboard)
         for tuning in rounds(plan, folder):
             _tune(tuning, folder / "tuning", how)

@@ -36,7 +36,7 @@ from aliceopt.lab.spec import Run
 from aliceopt.lab.train import Progress
 from aliceopt.lab.words import counted
 
-__all__ = ["Local", "execute", "outstanding"]
+__all__ = ["Local", "execute", "outstanding", "threads_each"]
 
 GRACE = 30.0
 """Seconds that a worker has to end its step and to save, before it is killed."""
@@ -139,7 +139,12 @@ def _threads(plan: Plan, folder: Path, launcher: Launcher) -> int:
     for record in read_runs(folder, plan.document):
         if record.config:
             return int(record.config["training"]["threads"])
-    share = launcher.threads(len(plan.runs))
+    return threads_each(launcher, len(plan.runs))
+
+
+def threads_each(launcher: Launcher, runs: int) -> int:
+    """Threads that each of so many runs gets, if none has begun."""
+    share = launcher.threads(runs)
     most = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(share, int(most))) if most.isdecimal() else share
 

@@ -1,14 +1,16 @@
 """Which curvature terms help here? A grid of terms and steps, and baselines, on one problem.
 
 Every method sees the same batches and starts from the same weights, seed by seed, so differences
-are taken within seeds. Methods are given the same number of steps or, if asked, of gradients.
+are taken within seeds. Methods are given the same number of steps or, if asked, of gradients or
+seconds.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ __all__ = [
     "Study",
     "Tried",
     "rate_at",
+    "seconds_of",
     "study_folder",
     "study_plan",
 ]
@@ -59,6 +62,18 @@ class Study:
     batches: int
     most: int
 
+    def lasting(self, paces: Mapping[str, float], seconds: float) -> Study:
+        """The same with as many steps of every method as fit; ``paces`` are seconds a step."""
+        methods = {
+            key: {**method, "epochs": max(1, int(seconds / paces[key])) / self.batches}
+            for key, method in self.methods.items()
+        }
+        train = {k: v for k, v in self.settings["train"].items() if k != "epochs"}
+        about = {**self.about, "paces": {key: paces[key] for key in methods}}
+        return replace(
+            self, about=about, settings={**self.settings, "train": train}, methods=methods
+        )
+
     @property
     def final(self) -> Plan:
         """The plan at the usual rates."""
@@ -89,6 +104,16 @@ class Study:
         """These methods with these seeds, on the study's problem."""
         settings = {**self.settings, "seeds": seeds}
         return plan_of({**self.about, **about}, self.source, settings, methods, self.batches)
+
+
+def seconds_of(budget: str) -> float | None:
+    """The seconds that a budget gives every run, if it is one of seconds.
+
+    >>> seconds_of("60s"), seconds_of("1.5s"), seconds_of("steps"), seconds_of("0s")
+    (60.0, 1.5, None, None)
+    """
+    found = re.fullmatch(r"(\d+\.?\d*) ?s", budget)
+    return float(found[1]) or None if found else None
 
 
 def rate_at(usual: float, place: int) -> float:
@@ -130,6 +155,8 @@ def study_plan(
     here and one batch tried, so that what is wrong with it is told at once.
     """
     _check_choices(budget, limit, tune)
+    if epochs is not None and seconds_of(budget) is not None:
+        raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
     settings = _settings(seeds, epochs, limit, quick_steps)
     if precision is not None:
         settings["train"]["precision"] = precision
@@ -150,8 +177,10 @@ def study_plan(
 
 
 def _check_choices(budget: str, limit: str, tune: int) -> None:
-    if budget not in BUDGETS:
-        raise PlanError(f"--budget must be steps or gradients, got {budget!r}")
+    if budget not in BUDGETS and seconds_of(budget) is None:
+        raise PlanError(
+            f"--budget must be steps, gradients or a number of seconds like 60s, got {budget!r}"
+        )
     if limit not in SETTINGS["rates"]:
         raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
     if isinstance(tune, bool) or not isinstance(tune, int) or tune not in (1, *range(3, 16)):

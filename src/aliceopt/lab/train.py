@@ -44,7 +44,7 @@ from aliceopt.lab.words import counted
 from aliceopt.lab.writing import WriteError
 from aliceopt.landscape import power_law
 
-__all__ = ["Progress", "accompany", "lost", "train"]
+__all__ = ["Loop", "Progress", "accompany", "lost", "train"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def train(
     with contextlib.closing(journal), mirrored(journal, place, first, tensorboard):
         team.begin(run, saved, deadline)
         try:
-            training = _Training(run, torch.device(device), journal, place, saved, report, team)
+            training = Loop(run, torch.device(device), journal, place, saved, report, team)
             with team.stopping(deadline) as stop:
                 return training.go(stop)
         except Exception as error:
@@ -119,7 +119,7 @@ def accompany(
     """Train along with the process that leads the team, and record nothing."""
     try:
         nobody, nowhere = (lambda progress: None), Path()
-        training = _Training(run, torch.device(device), Silent(), nowhere, saved, nobody, team)
+        training = Loop(run, torch.device(device), Silent(), nowhere, saved, nobody, team)
         with team.stopping(deadline) as stop:
             training.go(stop)
     except Exception as error:
@@ -142,7 +142,7 @@ def _checkpoint(place: Path) -> dict[str, Any] | None:
     return saved
 
 
-class _Training:
+class Loop:
     """The state of a run between two steps: counters, clock, and the sum of recent losses."""
 
     def __init__(
@@ -183,7 +183,7 @@ class _Training:
     def go(self, stop: Stop) -> str:
         """Step until the end, until the loss is not finite, or until told to stop."""
         run, plan, data = self.run, self.plan, self.data
-        take = self._bind()
+        take = self.bind()
         self.clock.start()
         while self.step < plan.steps:
             if self.team.stops(stop):
@@ -211,7 +211,7 @@ class _Training:
             return self._end("diverged", "the metric is not finite")
         return self._end("finished", "")
 
-    def _bind(self) -> Step:
+    def bind(self) -> Step:
         """The function that takes a step on a batch, from CUDA graphs where that can be done."""
         batch = self.data.batch(self.run.seed, 0, 0)
         tensors = all(isinstance(part, Tensor) for part in batch)

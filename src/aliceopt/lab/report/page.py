@@ -228,7 +228,7 @@ def _setting(
         "Data": data_note(plan, runs) + _generated(plan, runs),
         "Model": settings_in_words(model) if isinstance(model, Mapping) else "",
         "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
-        "Budget": f"{_range(steps)} steps a run, equal {plan.get('budget', 'steps')}",
+        "Budget": f"{_range(steps)} steps a run, {_budget(plan)}",
         "Training": training_in_words(training, _schedules(runs)) if training else "",
         "Learning rates": f"{_rates(plan)}; see below",
         "Seeds": ", ".join(map(str, plan["seeds"])),
@@ -238,6 +238,14 @@ def _setting(
         "In all": f"{show_count(summary.gradients)} gradient evaluations, "
         f"{show_seconds(summary.seconds)} of training steps",
     }
+
+
+def _budget(plan: Mapping[str, Any]) -> str:
+    budget, paces = plan.get("budget", "steps"), plan.get("paces")
+    if not paces:
+        return f"equal {budget}"
+    span = " to ".join(f"{1000 * pace:.3g}" for pace in (min(paces.values()), max(paces.values())))
+    return f"as many as fit into {budget}, by timing a few first ({span} ms a step)"
 
 
 def _schedules(runs: Sequence[RunRecord]) -> dict[str, Mapping[str, Any]]:
