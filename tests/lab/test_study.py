@@ -20,7 +20,7 @@ from aliceopt.lab.methods import make_method, period
 from aliceopt.lab.pace import measured_paces
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
-from aliceopt.lab.records import read_plan, read_runs
+from aliceopt.lab.records import Journal, read_plan, read_runs
 from aliceopt.lab.study import (
     BASELINES,
     GRID_TERMS,
@@ -74,6 +74,28 @@ def test_all_methods_of_a_seed_start_alike_and_see_the_same_batches(tmp_path):
         starts.setdefault(run.seed, set()).add(run.evaluations[0]["loss"])
     assert [len(values) for values in starts.values()] == [1, 1]
     assert starts[0] != starts[1]
+
+
+def test_a_study_does_not_go_on_with_less_than_it_has(tmp_path):
+    """A method or a seed that has ended would be lost to the report; one that failed may go."""
+    grid = ("study", "--terms", "", "--epochs", 0.2, "--tune", 1, "--workers", 1, "--device", "cpu")
+    both = ("--baselines", "adam,sgd-m")
+    assert aliceopt(*grid, *both, "--seeds", 2).exit_code == 0
+    folder = tmp_path / "runs/study-digits"
+    before = all_events(folder)
+    less = [("--baselines", "adam", "--seeds", 2), (*both, "--seeds", 1)]
+    for fewer, lost in zip(less, ("SGD-M", "Adam; SGD-M"), strict=True):
+        result = aliceopt(*grid, *fewer, "--resume")
+        assert result.exit_code == 2
+        assert f"also holds results of {lost} that this command leaves out" in result.stderr
+        assert (all_events(folder), len(read_plan(folder)["runs"])) == (before, 4)
+    assert aliceopt(*grid, *both, "--seeds", 3, "--resume").exit_code == 0
+    assert before.items() <= all_events(folder).items()
+    for seed in range(3):
+        journal = Journal(folder / f"sgd-m/seed-{seed}/records.jsonl")
+        journal.write("end", status="failed", reason="its disk was full")
+        journal.close()
+    assert aliceopt(*grid, "--baselines", "adam", "--seeds", 3, "--resume").exit_code == 0
 
 
 def test_the_template_goes_through_as_it_is(tmp_path):

@@ -51,6 +51,7 @@ def study(
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
     from aliceopt.lab.pace import known_paces
+    from aliceopt.lab.pool import refuse_fewer
     from aliceopt.lab.study import seconds_of, study_folder, study_plan
     from aliceopt.lab.tuning import rounds, tuned
 
@@ -88,6 +89,7 @@ def study(
         if overwrite:
             check_not_both(resume)
             clear(folder, plan.final.document)
+        refuse_fewer(plan.final, folder)  # before rates are tuned for less
         trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, resume, tensorboard)
         for tuning in rounds(plan, folder):
