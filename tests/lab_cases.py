@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.plan import Plan, plan_of
-from aliceopt.lab.records import Journal, run_folder
+from aliceopt.lab.records import Journal, run_folder, write_plan
 from aliceopt.lab.spec import Run, Schedule, Training
 from aliceopt.lab.study import Study
+from aliceopt.lab.tuning import rounds
 
 PROBLEM = '''
 import torch
@@ -81,21 +83,33 @@ def small_plan(file: str, methods: dict[str, dict[str, Any]], **changes: Any) ->
     return plan_of(about, problem, settings, methods, 5)
 
 
-def write_tuning(study: Study, folder: Path, outcomes: dict[str, Any]) -> None:
-    """Records of a tuning that came out so: (metric, loss) by run, None where it diverged."""
-    assert study.tuning is not None
-    for run in study.tuning.document["runs"]:
-        place = run_folder(folder / "tuning", run["method"], run["seed"])
-        journal = Journal(place / "records.jsonl")
-        journal.write("start", config={}, run={})
-        found = outcomes[run["method"]]
-        if found is None:
-            journal.write("end", status="diverged", reason="", metric=None)
-        else:
-            where = {"step": 1, "gradients": 1, "seconds": 1.0}
-            journal.write("evaluation", **where, metric=found[0], loss=found[1])
-            journal.write("end", status="finished", reason="", metric=found[0])
-        journal.close()
+def write_tuning(study: Study, folder: Path, end: Callable[[str, int, int], Any]) -> list[Plan]:
+    """Carry out a tuning in which each method, place and seed ends so; returns the plans of it.
+
+    (metric, loss), or None where it diverged.
+    """
+    plans = []
+    for plan in rounds(study, folder):
+        plans.append(plan)
+        write_plan(folder / "tuning", plan.document)
+        for run in plan.runs:
+            path = run_folder(folder / "tuning", run.method, run.seed) / "records.jsonl"
+            if not path.exists():
+                method, _, place = run.method.rpartition("-rate")
+                _write_end(path, end(method, int(place), run.seed))
+    return plans
+
+
+def _write_end(path: Path, found: tuple[float | None, float | None] | None) -> None:
+    journal = Journal(path)
+    journal.write("start", config={}, run={})
+    where = {"step": 1, "gradients": 1, "seconds": 1.0}
+    if found is None:
+        journal.write("end", **where, status="diverged", reason="", metric=None)
+    else:
+        journal.write("evaluation", **where, metric=found[0], loss=found[1])
+        journal.write("end", **where, status="finished", reason="", metric=found[0])
+    journal.close()
 
 
 def events(folder: Path, method: str, seed: int) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
 """``aliceopt study``: the grid, its budget, and problems of the user's own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,15 +16,15 @@ from torch import nn
 
 from aliceopt import Alice
 from aliceopt.cli.folders import clear
-from aliceopt.lab.figures import study_methods
-from aliceopt.lab.methods import make_method
+from aliceopt.lab.methods import make_method, period
+from aliceopt.lab.pace import measured_paces
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
-from aliceopt.lab.records import read_plan, read_runs
+from aliceopt.lab.records import Journal, read_plan, read_runs
 from aliceopt.lab.study import (
     BASELINES,
     GRID_TERMS,
-    TUNING_SEED,
+    TUNING_SEEDS,
     study_folder,
     study_plan,
 )
@@ -36,51 +36,31 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 # ---- through to the report ---------------------------------------------------------------------
 
 
-def test_the_figure_of_baselines_shows_the_defaults_whatever_else_is_best(monkeypatch):
-    """Of the grid it has the best only; Alice as it comes stands beside the baselines."""
-
-    def found(method, family, step, median):
-        return SimpleNamespace(method=method, family=family, step=step, median=median)
-
-    best = found("naq-none", "alice", "naq", 1.0)
-    others = [
-        found("naq-glass", "alice", "naq", 2.0),
-        found("alice", "alice", None, 4.0),
-        found("adam", "baseline", None, 3.0),
-        found("muon", "baseline", None, None),
-    ]
-    monkeypatch.setattr(study_methods, "best_method", lambda *_: best)
-    plan = {"kind": "study", "better": "lower"}
-    rows = study_methods._rows(plan, SimpleNamespace(methods=[best, *others]))
-    assert [row.method for row in rows] == ["naq-none", "adam", "alice"]
-
-
 def test_a_tiny_study_goes_through_to_its_report(tmp_path):
-    """Two rates a method, then two seeds at the better one: table, finding, figures, report."""
-    result = tiny("--tune", 2)
+    """Three rates a method, then two seeds at the best: table, finding, figures, report."""
+    result = tiny("--tune", 3)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs/study-digits"
     tuning, plan = read_plan(folder / "tuning"), read_plan(folder)
-    assert len(tuning["runs"]) == 6
-    assert {run["seed"] for run in tuning["runs"]} == {TUNING_SEED}
-    assert TUNING_SEED not in plan["seeds"]
+    assert len(tuning["runs"]) == plan["tuned"]["runs"]
+    assert {run["seed"] for run in tuning["runs"]} == set(TUNING_SEEDS)
+    assert not set(TUNING_SEEDS) & set(plan["seeds"])
     assert {run.status for run in read_runs(folder)} == {"finished"}
     assert [run.method for run in read_runs(folder)] == ["naq-none", "naq-glass", "adam"] * 2
-    ends = {run.method: run.final for run in read_runs(folder / "tuning")}
     for key, chosen in plan["tuned"]["chosen"].items():
-        finals = [ends[f"{key}-rate-{i}"] for i in range(2)]
-        assert chosen["lr"] == chosen["tried"][finals.index(min(finals))]
+        means = {t["lr"]: sum(t["finals"]) for t in chosen["tried"] if len(t["finals"]) == 2}
+        assert means[chosen["lr"]] == min(means.values())
         assert plan["methods"][key]["options"]["lr"] == chosen["lr"]
     for run, promised in zip(read_runs(folder), plan["runs"], strict=True):
         assert run.gradients == promised["gradients"]
     page = (folder / "report.html").read_text()
     assert "Adam" in page
     assert "report: runs/study-digits/report.html" in result.output
-    again = tiny("--tune", 2)
+    again = tiny("--tune", 3)
     assert again.exit_code == 2
     assert "already holds records" in again.output
     kept = all_events(folder)
-    assert tiny("--tune", 2, "--resume").exit_code == 0
+    assert tiny("--tune", 3, "--resume").exit_code == 0
     assert all_events(folder) == kept
     clear(folder)
     assert list(folder.iterdir()) == []
@@ -94,6 +74,28 @@ def test_all_methods_of_a_seed_start_alike_and_see_the_same_batches(tmp_path):
         starts.setdefault(run.seed, set()).add(run.evaluations[0]["loss"])
     assert [len(values) for values in starts.values()] == [1, 1]
     assert starts[0] != starts[1]
+
+
+def test_a_study_does_not_go_on_with_less_than_it_has(tmp_path):
+    """A method or a seed that has ended would be lost to the report; one that failed may go."""
+    grid = ("study", "--terms", "", "--epochs", 0.2, "--tune", 1, "--workers", 1, "--device", "cpu")
+    both = ("--baselines", "adam,sgd-m")
+    assert aliceopt(*grid, *both, "--seeds", 2).exit_code == 0
+    folder = tmp_path / "runs/study-digits"
+    before = all_events(folder)
+    less = [("--baselines", "adam", "--seeds", 2), (*both, "--seeds", 1)]
+    for fewer, lost in zip(less, ("SGD-M", "Adam; SGD-M"), strict=True):
+        result = aliceopt(*grid, *fewer, "--resume")
+        assert result.exit_code == 2
+        assert f"also holds results of {lost} that this command leaves out" in result.stderr
+        assert (all_events(folder), len(read_plan(folder)["runs"])) == (before, 4)
+    assert aliceopt(*grid, *both, "--seeds", 3, "--resume").exit_code == 0
+    assert before.items() <= all_events(folder).items()
+    for seed in range(3):
+        journal = Journal(folder / f"sgd-m/seed-{seed}/records.jsonl")
+        journal.write("end", status="failed", reason="its disk was full")
+        journal.close()
+    assert aliceopt(*grid, "--baselines", "adam", "--seeds", 3, "--resume").exit_code == 0
 
 
 def test_the_template_goes_through_as_it_is(tmp_path):
@@ -232,6 +234,53 @@ def test_an_equal_number_of_steps_is_the_default():
     assert len(steps) == 1
 
 
+PACES = {"naq-none": 0.01, "naq-glass": 0.02, "adam": 0.004}
+
+
+def test_equal_seconds_are_as_many_steps_as_fit():
+    """At the pace of each method, also while rates are tuned; the schedule goes to its end."""
+    study = study_plan(**{**TINY, "epochs": None}, budget="6s").lasting(PACES, 6.0)
+    steps = {"naq-none": 600, "naq-glass": 300, "adam": 1500}
+    assert {run.method: run.training.steps for run in study.final.runs} == steps
+    (tuning,) = study.tuning([("adam", 1, TUNING_SEEDS[0])]).runs
+    assert tuning.training.steps == 1500
+    assert tuning.training.schedule.factor(1499, 1500) < 1e-5
+    assert study.final.document["paces"] == PACES
+    one = study_plan(**{**TINY, "epochs": None}, budget="6s").lasting(PACES, 1e-9).final.runs[0]
+    assert one.training.steps == 1
+
+
+def test_a_study_of_equal_seconds_goes_on_at_the_paces_it_began_with(tmp_path, monkeypatch):
+    """Steps are timed once; the plan and the report say how fast they were."""
+    timed = []
+
+    def paces(study, *where):
+        timed.append(set(study.methods))
+        return {method: 0.1 * len(timed) for method in study.methods}
+
+    monkeypatch.setattr("aliceopt.lab.carry_out.paces", paces)
+    grid = ("--terms", "", "--baselines", "adam", "--seeds", 1, "--tune", 1, "--workers", 1)
+    command = ("study", *grid, "--budget", "0.5s", "--device", "cpu")
+    assert aliceopt(*command).exit_code == 0
+    result = aliceopt(*command, "--resume")
+    assert result.exit_code == 0, result.output
+    assert timed == [{"adam"}]
+    (run,) = read_runs(tmp_path / "runs/study-digits")
+    assert run.evaluations[-1]["step"] == 5
+    page = (tmp_path / "runs/study-digits/report.html").read_text()
+    assert "5 steps a run, as many as fit into 0.5s, by timing a few first (100 to 100 ms" in page
+
+
+def test_a_few_steps_are_timed_of_every_method_with_as_many_that_measure():
+    """Whole periods: Alice with quick steps is neither flattered nor blamed."""
+    study = study_plan(**{**TINY, "baselines": ["adam", "adahessian"]})
+    paces = measured_paces(study, "cpu", 1)
+    assert set(paces) == set(study.methods)
+    assert all(pace > 0 for pace in paces.values())
+    options = study.final.runs[1].options
+    assert [period("alice", options), period("adam", {}), period("adahessian", {})] == [4, 1, 1]
+
+
 def test_a_method_may_have_a_schedule_of_its_own():
     """Schedule-free keeps its rate, all others follow the cosine; the warm-up is everyone's."""
     runs = {run.method: run.training for run in study_plan().final.runs}
@@ -253,10 +302,13 @@ def test_rates_follow_what_bounds_the_steps():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"budget": "seconds"}, "--budget must be steps or gradients, got 'seconds'"),
+        ({"budget": "seconds"}, "--budget must be steps, gradients or .* like 60s, got 'seconds'"),
+        ({"budget": "0s"}, "--budget .* got '0s'"),
+        ({"budget": "-3s"}, "--budget .* got '-3s'"),
+        ({"budget": "9s", "epochs": 2}, "--epochs and --budget 9s both say how long a run is"),
         ({"limit": "none"}, "--limit must be .* got 'none'"),
-        ({"tune": 0}, "--tune must be a whole number from 1 to 9, got 0"),
-        ({"tune": 10}, "--tune .* got 10"),
+        ({"tune": 0}, "--tune must be 1 or a whole number from 3 to 15, got 0"),
+        ({"tune": 2}, "--tune .* got 2"),
         ({"terms": ["glas"]}, "no term 'glas': did you mean 'glass'"),
         ({"steps": ["half"]}, "no step 'half'"),
         ({"baselines": ["adamx"]}, "no baseline 'adamx': did you mean 'adam"),
@@ -280,7 +332,8 @@ def test_bad_options_are_refused_by_name_and_value(options, said):
 
 def test_the_command_refuses_in_one_sentence():
     """Exit 2, no traceback."""
-    for arguments in (("--budget", "time"), ("--terms", "glas"), ("--quick-steps", -2)):
+    ray = ("--budget", "9s", "--launcher", "ray")
+    for arguments in (("--budget", "time"), ("--terms", "glas"), ("--quick-steps", -2), ray):
         result = aliceopt("study", *arguments)
         assert result.exit_code == 2
         assert result.stderr.startswith("aliceopt: ")
@@ -288,13 +341,13 @@ def test_the_command_refuses_in_one_sentence():
 
 
 def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
-    """Two rates of three methods, then two seeds of each."""
-    result = tiny("--tune", 2, "--dry-run")
+    """Three rates of three methods at two seeds, then two seeds of each."""
+    result = tiny("--tune", 3, "--dry-run")
     assert result.exit_code == 0
-    assert "first 6 runs, 156 gradient evaluations, to choose" in result.output
-    assert "learning rate from 2 around the one above" in result.output
-    assert "then 6 runs, 2 seeds, 156 gradient evaluations" in result.output
-    assert "in all 12 runs, 312 gradient evaluations" in result.output
+    assert re.search(r"first 18 runs, 468 gradient evaluations, about [\d.]+ s or", result.output)
+    assert "learning rate: 3 to 3 around the one above" in result.output
+    assert re.search(r"then 6 runs, 2 seeds, 156 gradient ev.*, about [\d.]+ s\n", result.output)
+    assert "in all 24 runs, 624 gradient evaluations, about " in result.output
     assert list(tmp_path.iterdir()) == []
 
 

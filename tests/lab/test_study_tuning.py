@@ -1,8 +1,13 @@
 """A study's learning rates: how they are chosen, and what becomes of a tuning that stopped."""
 
+import contextlib
 import itertools
+import math
+import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
@@ -11,58 +16,128 @@ pytest.importorskip("sklearn")
 
 from aliceopt.cli.folders import clear
 from aliceopt.lab.records import Journal, read_plan, read_runs, run_folder
-from aliceopt.lab.study import TUNING_SEED, rates_around, study_plan, tuned
+from aliceopt.lab.study import TUNING_SEEDS, rate_at, study_plan
+from aliceopt.lab.tuning import START, choice, rounds, tuned, wanted
 from lab_cases import TINY, aliceopt, all_events, tiny, write_problem, write_tuning
 
 pytestmark = pytest.mark.usefixtures("own_folder")
+FIRST, SECOND = TUNING_SEEDS
 
 
-def test_rates_are_half_a_decade_apart_around_the_middle():
+def one_method(*more):
+    """A study of two seeds of Adam, tuned, from the command line."""
+    return tiny("--terms", "", "--tune", 3, *more)
+
+
+def search(end, most=15):
+    """The runs of a search in which a place and a seed end so, and what is chosen."""
+    ends = {place: {FIRST: end(place, FIRST)} for place in START}
+    while more := wanted(ends, most):
+        assert not any(seed in ends.get(place, {}) for place, seed in more)
+        for place, seed in more:
+            ends.setdefault(place, {})[seed] = end(place, seed)
+    assert sorted(ends) == list(range(min(ends), max(ends) + 1))
+    assert len(ends) <= most
+    return ends, choice(ends)
+
+
+def test_rates_are_half_a_decade_apart_around_the_usual():
     """Two of them multiply to ten; the middle one is exactly the usual."""
-    assert rates_around(0.02, 1) == [0.02]
-    rates = rates_around(0.02, 5)
+    rates = [rate_at(0.02, place) for place in range(-2, 3)]
     assert rates[2] == 0.02
     assert [b / a for a, b in itertools.pairwise(rates)] == pytest.approx([10**0.5] * 4)
 
 
+@pytest.mark.parametrize("best", range(-5, 6))
+def test_a_valley_is_found_wherever_it_is(best):
+    """Its bottom is inside, tried at both seeds with its neighbours, and no further than needed."""
+    ends, found = search(lambda place, seed: (abs(place - best), 0.0))
+    assert found == best
+    assert sorted(ends) == list(range(min(-1, best - 1), max(1, best + 1) + 1))
+    assert [p for p in sorted(ends) if len(ends[p]) == 2] == [best - 1, best, best + 1]
+
+
+@given(seed=st.integers(0, 10**6), most=st.integers(3, 15))
+def test_whatever_the_noise_the_choice_is_inside_or_the_limit_was_reached(seed, most):
+    """It is the best mean of those with both seeds, and its neighbours have both."""
+    ends, found = search(lambda place, s: (random.Random(hash((seed, place, s))).random(), 0), most)
+    means = {p: sum(r for r, _ in e.values()) / 2 for p, e in ends.items() if len(e) == 2}
+    assert means[found] == min(means.values())
+    around = {found - 1, found, found + 1}
+    assert around <= set(means) if len(ends) < most else around & set(ends) <= set(means)
+
+
 @pytest.mark.parametrize(
-    ("outcomes", "best", "edge"),
+    ("end", "most", "tried", "found"),
     [
-        ([(0.5, 0.5), (0.2, 0.2), (0.4, 0.4)], 1, False),
-        ([(0.1, 0.1), (0.2, 0.2), (0.4, 0.4)], 0, True),
-        ([(0.5, 0.5), (0.4, 0.4), (0.3, 0.3)], 2, True),
-        ([(0.5, 0.5), (0.4, 0.4), None], 1, False),
-        ([(0.3, 0.9), (0.3, 0.7), (0.3, 0.8)], 1, False),
-        ([(0.3, None), (0.3, 0.7), (0.3, 0.8)], 1, False),
-        ([(None, None), (0.9, 0.9), None], 1, False),
-        ([None, None, None], 0, True),
+        (lambda p, s: (-p, 0), 5, range(-1, 4), 3),  # better and better: the limit
+        (lambda p, s: (math.inf, math.inf), 4, range(-2, 2), -2),  # all diverged: the lowest
+        (lambda p, s: (-p if p < 3 else math.inf, 0), 9, range(-1, 4), 2),  # the edge of stability
+        (lambda p, s: (0, abs(p - 1)), 9, range(-1, 3), 1),  # equal results: by the loss
+        (lambda p, s: (abs(p) if s == FIRST else 3 * abs(p - 1), 0), 9, range(-1, 3), 1),
+        (lambda p, s: (math.inf if (p, s) == (0, SECOND) else abs(p), 0), 9, range(-2, 2), -1),
     ],
 )
-def test_the_best_rate_is_chosen_and_one_at_the_edge_is_marked(outcomes, best, edge, tmp_path):
-    """By the metric, then by the loss; diverged runs never win; if all did, the smallest rate."""
-    study = study_plan(tune=3, **{**TINY, "terms": []})
-    write_tuning(study, tmp_path, {f"adam-rate-{i}": o for i, o in enumerate(outcomes)})
+def test_what_a_search_ends_with(end, most, tried, found):
+    """In the last two a second seed moves the choice to the edge, and the grid grows there."""
+    ends, chosen = search(end, most)
+    assert (sorted(ends), chosen) == (list(tried), found)
+
+
+@pytest.mark.parametrize("higher", [False, True])
+def test_the_plan_says_what_was_tried_and_what_it_took(higher, tmp_path):
+    """The template's metric is accuracy. The rate chosen is that of every run of the study."""
+    problem = f"{write_problem(tmp_path)}:problem" if higher else None
+    study = study_plan(problem, tune=4, **{**TINY, "terms": []})
+    sign = 1 if higher else -1
+    plans = write_tuning(
+        study, tmp_path, lambda m, place, seed: None if place > 2 else (sign * place, 0.1)
+    )
+    assert [len(plan.runs) for plan in plans] == [3, 4, 6]
     plan = tuned(study, tmp_path)
-    rates = rates_around(study.methods["adam"]["lr"], 3)
-    chosen = plan.document["tuned"]["chosen"]["adam"]
-    assert (chosen["lr"], chosen["edge"], chosen["tried"]) == (rates[best], edge, rates)
-    assert plan.document["methods"]["adam"]["options"]["lr"] == rates[best]
-    assert {run.options["lr"] for run in plan.runs} == {rates[best]}
+    rates = [rate_at(study.methods["adam"]["lr"], place) for place in range(-1, 3)]
+    about = plan.document["tuned"]
+    assert (about["runs"], about["seconds"], about["gradients"]) == (6, 6.0, 6)
+    chosen = about["chosen"]["adam"]
+    assert (chosen["lr"], chosen["edge"]) == (rates[3], True)
+    finals = [[-sign], [0], [sign] * 2, [2 * sign] * 2]
+    assert chosen["tried"] == [
+        {"lr": rate, "finals": found} for rate, found in zip(rates, finals, strict=True)
+    ]
+    assert {run.options["lr"] for run in plan.runs} == {rates[3]}
 
 
-def test_a_higher_metric_wins_where_higher_is_better(tmp_path):
-    """The template's is accuracy."""
-    file = write_problem(tmp_path)
-    study = study_plan(f"{file}:problem", tune=2, **{**TINY, "terms": []})
-    write_tuning(study, tmp_path, {"adam-rate-0": (90.0, 0.1), "adam-rate-1": (91.0, 0.2)})
-    rates = rates_around(study.methods["adam"]["lr"], 2)
-    assert tuned(study, tmp_path).runs[0].options["lr"] == rates[1]
+def test_a_tuning_goes_on_with_exactly_what_is_missing(tmp_path):
+    """Wherever it was left: the plans together are those of a tuning that was not."""
+    study = study_plan(tune=7, **{**TINY, "terms": []})
+
+    class Stopped(Exception):
+        """Left here."""
+
+    for stop in range(8):
+        left = iter(range(stop))
+
+        def end(method, place, seed, left=left):
+            if next(left, None) is None:
+                raise Stopped
+            return abs(place - 2), 0.1
+
+        folder = tmp_path / str(stop)
+        with contextlib.suppress(Stopped):
+            write_tuning(study, folder, end)
+        *_, last = write_tuning(study, folder, lambda m, place, seed: (abs(place - 2), 0.1))
+        names = [(run.method, run.seed) for run in last.runs]
+        assert sorted(names) == sorted(
+            [(f"adam-rate{p:+d}", FIRST) for p in range(-1, 4)]
+            + [(f"adam-rate{p:+d}", SECOND) for p in range(1, 4)]
+        )
+        assert next(rounds(study, folder)).document["runs"] == last.document["runs"]
 
 
 def test_one_rate_needs_no_tuning(tmp_path):
     """The usual rate, and the plan says that nothing was tuned."""
     study = study_plan(tune=1, **TINY)
-    assert study.tuning is None
+    assert list(rounds(study, tmp_path)) == []
     assert tuned(study, tmp_path).document["tuned"] is False
 
 
@@ -77,15 +152,15 @@ def test_an_interrupted_tuning_can_be_overwritten(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("aliceopt.lab.launch.train", interrupted)
-        result = tiny("--tune", 2)
+        result = one_method()
     assert result.exit_code == 130, result.output
     assert "not finished" in result.output
     assert "report:" not in result.output
     folder = tmp_path / "runs/study-digits/tuning"
-    journal = Journal(run_folder(folder, "adam-rate-0", TUNING_SEED) / "records.jsonl")
+    journal = Journal(run_folder(folder, "adam-rate-1", FIRST) / "records.jsonl")
     journal.write("start", config={}, run={})
     journal.close()
-    assert "already holds" in tiny("--tune", 2).output
+    assert "already holds" in one_method().output
     clear(tmp_path / "runs/study-digits")
     assert not folder.exists()
 
@@ -97,12 +172,12 @@ def test_a_study_interrupted_after_its_tuning_is_still_clean(tmp_path, monkeypat
     real = launch.train
 
     def interrupted(run, *arguments, **options):
-        if run.seed != TUNING_SEED:
+        if run.seed not in TUNING_SEEDS:
             raise KeyboardInterrupt
         return real(run, *arguments, **options)
 
     monkeypatch.setattr(launch, "train", interrupted)
-    result = tiny("--tune", 2)
+    result = one_method()
     assert result.exit_code == 130, result.output
     assert "not finished" in result.output
 
@@ -135,7 +210,7 @@ def test_nothing_is_chosen_while_a_tuning_run_has_no_end(tmp_path):
     assert "not finished: Adam, lr" in result.output
     folder = tmp_path / "runs/study-killed"
     assert not (folder / "plan.json").exists()
-    result = aliceopt(*command, "--resume")
+    result = aliceopt(*command, "--workers", 1, "--resume")
     assert result.exit_code == 0, result.output
     assert {run.status for run in read_runs(folder / "tuning")} == {"finished"}
     assert {run.status for run in read_runs(folder)} == {"finished"}
@@ -143,20 +218,23 @@ def test_nothing_is_chosen_while_a_tuning_run_has_no_end(tmp_path):
 
 def test_a_tuning_that_comes_out_otherwise_makes_its_methods_anew(tmp_path):
     """A run that is made again may do so. Other methods' records stay as they are."""
-    assert tiny("--tune", 2).exit_code == 0
+    both = ("--baselines", "adam,sgd-m")
+    assert one_method(*both).exit_code == 0
     folder = tmp_path / "runs/study-digits"
     before = all_events(folder)
     chosen = read_plan(folder)["tuned"]["chosen"]["adam"]
-    place = run_folder(
-        folder / "tuning", f"adam-rate-{chosen['tried'].index(chosen['lr'])}", TUNING_SEED
-    )
-    journal = Journal(place / "records.jsonl", (place / "records.jsonl").stat().st_size)
-    journal.write("end", status="finished", reason="", metric=1e9)
-    journal.close()
-    result = tiny("--tune", 2, "--resume")
+    rates = [tried["lr"] for tried in chosen["tried"]]
+    for seed in TUNING_SEEDS:
+        name = f"adam-rate{rates.index(chosen['lr']) - 1:+d}"
+        path = run_folder(folder / "tuning", name, seed) / "records.jsonl"
+        if path.exists():
+            journal = Journal(path, path.stat().st_size)
+            journal.write("end", status="finished", reason="", metric=1e9)
+            journal.close()
+    result = one_method(*both, "--resume")
     assert result.exit_code == 0, result.output
     assert "another learning rate is best now, so made anew: Adam\n" in result.output
-    rates = {run.config["options"]["lr"] for run in read_runs(folder) if run.method == "adam"}
-    assert rates == set(chosen["tried"]) - {chosen["lr"]}
+    (rate,) = {run.config["options"]["lr"] for run in read_runs(folder) if run.method == "adam"}
+    assert rate in set(rates) - {chosen["lr"]}
     after = all_events(folder)
     assert {key for key in before if before[key] != after[key]} == {"adam/seed-0", "adam/seed-1"}

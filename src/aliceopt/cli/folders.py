@@ -47,16 +47,12 @@ def check_not_both(resume: bool) -> None:
         raise ValueError("--resume goes on with the records, --overwrite deletes them: choose one")
 
 
-def clear(
-    folder: Path,
-    new: Mapping[str, Any] | None = None,
-    tuning: Mapping[str, Any] | None = None,
-) -> None:
+def clear(folder: Path, new: Mapping[str, Any] | None = None) -> None:
     """Delete the records, figures and report of the plan there and of a new one, and no more.
 
-    The new one may name runs of an even earlier plan. ``tuning`` is that of the study's rates.
+    The new one may name runs of an even earlier plan. Runs that chose a study's rates go too.
     """
-    _clear(folder / "tuning", tuning)  # also if nothing came after it
+    _clear(folder / "tuning", None)  # also if nothing came after it
     _clear(folder, new)
     _delete_empty([folder / "tuning"])
 
@@ -70,9 +66,8 @@ def _clear(folder: Path, new: Mapping[str, Any] | None) -> None:
     places = list({run_folder(folder, run["method"], run["seed"]): None for run in named})
     for place in places:
         _clear_run(place)
-    drawn = ["study-*.*"] + ([f"{plan['name']}.*"] if plan["name"] in EXPERIMENTS else [])
-    for pattern in drawn:
-        _delete((folder / "figures").glob(pattern))
+    if plan["name"] in EXPERIMENTS:
+        _delete((folder / "figures").glob(f"{plan['name']}.*"))
     _delete([folder / "report.html", folder / "plan.json"])
     _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
 

@@ -48,7 +48,10 @@ Minutes = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")
+    bool,
+    typer.Option(
+        "--dry-run", help="Print the plan and its cost, run nothing but a few steps to time."
+    ),
 ]
 
 # ---- of an experiment --------------------------------------------------------------------------
@@ -149,7 +152,7 @@ Epochs = Annotated[
     float | None, typer.Option(help="Passes over the training data; the default is 8.")
 ]
 Tune = Annotated[
-    int, typer.Option(help="Learning rates to try for every method; 1 takes the usual one.")
+    int, typer.Option(help="Most learning rates to try for a method; 1 takes the usual one.")
 ]
 Limit = Annotated[str, typer.Option(help="What bounds Alice's steps: fixed or adam.")]
 Rate = Annotated[
@@ -163,7 +166,11 @@ QuickSteps = Annotated[
     ),
 ]
 Budget = Annotated[
-    str, typer.Option(help="What all methods get the same number of: steps or gradients.")
+    str,
+    typer.Option(
+        help="What all methods get the same number of: steps, gradients, or seconds, like 60s a "
+        "run (a few steps of each are timed first)."
+    ),
 ]
 Goal = Annotated[
     float | None, typer.Option(help="Metric to reach; the default is computed and stated.")

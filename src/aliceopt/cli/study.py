@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ def study(
     baselines: options.Baselines = None,
     seeds: options.StudySeeds = None,
     epochs: options.Epochs = None,
-    tune: options.Tune = 3,
+    tune: options.Tune = 7,
     limit: options.Limit = "fixed",
     lr: options.Rate = None,
     quick_steps: options.QuickSteps = None,
@@ -47,7 +48,10 @@ def study(
     """
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.study import study_folder, study_plan, tuned
+    from aliceopt.lab.pace import known_paces
+    from aliceopt.lab.pool import refuse_fewer
+    from aliceopt.lab.study import seconds_of, study_folder, study_plan
+    from aliceopt.lab.tuning import rounds, tuned
 
     folder = study_folder(problem) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
@@ -69,18 +73,29 @@ def study(
             tune=tune,
             precision=precision,
         )
+        by_whom = launcher, device, workers
+        if (seconds := seconds_of(budget)) is not None:
+            carry_out.check_timed(launcher)
+            known = known_paces(folder) if resume else {}
+            if set(plan.methods) - set(known):
+                known = {**carry_out.paces(plan, device, workers), **known}
+            plan = plan.lasting(known, seconds)
         if dry_run:
-            preview.print_plan(plan.final, plan.tuning)
+            paces = plan.about.get("paces") or carry_out.paces(plan, device, workers)
+            preview.print_study(plan, paces)
             return
         if overwrite:
             check_not_both(resume)
-            clear(folder, plan.final.document, plan.tuning.document if plan.tuning else None)
-        trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
+            clear(folder, plan.final.document)
+        refuse_fewer(plan.final, folder)  # before rates are tuned for less
+        trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, resume, tensorboard)
-        if plan.tuning is not None:
-            _tune(plan.tuning, folder / "tuning", how)
+        for tuning in rounds(plan, folder):
+            _tune(tuning, folder / "tuning", how)
+            how = replace(how, resume=True)
         final = tuned(plan, folder)
-        if resume and plan.tuning is not None:
+        how = replace(how, resume=resume)
+        if resume and plan.most > 1:
             _say_anew(clear_retuned(final, folder))
         finished = carry_out.carry_out(final, folder, how)
         carry_out.print_study(final, folder, target)
@@ -88,7 +103,7 @@ def study(
 
 
 def _tune(plan: Plan, folder: Path, how: How) -> None:
-    """Try every rate; unless all runs have ended nothing is chosen, and the command ends here."""
+    """Try these rates; unless all runs have ended nothing is chosen, and the command ends here."""
     from aliceopt.lab import carry_out
 
     finished = carry_out.carry_out(plan, folder, how, title="tuning learning rates")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["blocks_of"]
+__all__ = ["blocks_in_words", "blocks_of"]
 
 
 def blocks_of(model: nn.Module) -> dict[str, list[str]] | None:
@@ -28,3 +28,25 @@ def blocks_of(model: nn.Module) -> dict[str, list[str]] | None:
         return None
     blocks = {str(block): list(names) for block, names in found.items()}
     return blocks if all(set(names) <= known for names in blocks.values()) else None
+
+
+def blocks_in_words(model: nn.Module) -> dict[str, str]:
+    """The kind and shape of the largest tensor of every block that telemetry tells apart.
+
+    >>> blocks_in_words(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
+    {'0': 'Linear, 2×3'}
+    """
+    named = dict(model.named_parameters())
+    blocks = blocks_of(model)
+    if blocks is None:
+        blocks = {}
+        for name in named:
+            blocks.setdefault(name.split(".")[0], []).append(name)
+    said = {}
+    for block, names in blocks.items():
+        if names:
+            largest = max(names, key=lambda name: named[name].numel())
+            owner = model.get_submodule(largest.rpartition(".")[0])
+            shape = "\u00d7".join(map(str, named[largest].shape))
+            said[block] = f"{type(owner).__name__}, {shape or 'a number'}"
+    return said

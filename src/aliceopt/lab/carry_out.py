@@ -21,6 +21,7 @@ from aliceopt.lab import data
 from aliceopt.lab.data import generate
 from aliceopt.lab.launch import Launcher
 from aliceopt.lab.live import Live
+from aliceopt.lab.pace import measured_paces
 from aliceopt.lab.plan import (
     EXPERIMENTS,
     SCALES,
@@ -30,9 +31,10 @@ from aliceopt.lab.plan import (
     scales_of,
     settings_of,
 )
-from aliceopt.lab.pool import Local, execute, outstanding
+from aliceopt.lab.pool import Local, execute, outstanding, threads_each
 from aliceopt.lab.records import RecordError, read_plan, read_runs
 from aliceopt.lab.stopping import terms_as_interrupts
+from aliceopt.lab.study import Study
 from aliceopt.lab.terminal import stdout_console
 from aliceopt.lab.words import counted
 
@@ -45,10 +47,12 @@ __all__ = [
     "check_data",
     "check_experiment",
     "check_launcher",
+    "check_timed",
     "data_root",
     "devices",
     "launched",
     "missing",
+    "paces",
     "print_experiment",
     "print_experiments",
     "print_study",
@@ -104,6 +108,21 @@ def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launch
             yield cluster
     else:
         yield Local(devices(device), workers)
+
+
+def paces(study: Study, device: str, workers: int | None) -> dict[str, float]:
+    """Seconds a step of every method here, by timing a few with the threads a run will have."""
+    local = Local(devices(device), workers)
+    return measured_paces(study, local.devices[0], threads_each(local, len(study.methods)))
+
+
+def check_timed(launcher: str) -> None:
+    """Refuse equal seconds where the steps that are timed are not those that are trained."""
+    if launcher != "local" or _under_torchrun():
+        raise PlanError(
+            "--budget in seconds times steps in this process, and neither torchrun nor --launcher "
+            "ray trains there: choose steps or gradients"
+        )
 
 
 @dataclass(frozen=True)
@@ -245,7 +264,7 @@ def print_experiments() -> None:
 def print_experiment(folder: Path) -> None:
     """An experiment's table beside the paper's, its figure, and its report."""
     from aliceopt.lab.figures import draw_experiment
-    from aliceopt.lab.results.report import write_report
+    from aliceopt.lab.report import write_report
     from aliceopt.lab.results.table import print_table
 
     drawn = None
@@ -261,7 +280,7 @@ def print_experiment(folder: Path) -> None:
 
 def print_study(plan: Plan, folder: Path, target: float | None) -> None:
     """A study's table and finding, and its report."""
-    from aliceopt.lab.results.report import write_report
+    from aliceopt.lab.report import write_report
     from aliceopt.lab.results.summary import print_summary
 
     if not (folder / "plan.json").exists():

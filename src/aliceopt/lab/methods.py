@@ -33,6 +33,7 @@ __all__ = [
     "make_method",
     "mean_gradients",
     "optimizer_name",
+    "period",
     "planned",
 ]
 
@@ -360,6 +361,11 @@ def planned(name: str, options: Mapping[str, Any], steps: int) -> int:
     """Gradient evaluations of this many steps; the first is one of those that take more."""
     extra, period = _extra_gradients(name, options)
     return steps + extra * -(-steps // period)
+
+
+def period(name: str, options: Mapping[str, Any]) -> int:
+    """Every how many steps a method takes its dearest one."""
+    return _extra_gradients(name, options)[1]
 
 
 def _extra_gradients(name: str, options: Mapping[str, Any]) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from aliceopt.lab.spec import Run
 from aliceopt.lab.train import Progress
 from aliceopt.lab.words import counted
 
-__all__ = ["Local", "execute", "outstanding"]
+__all__ = ["Local", "execute", "outstanding", "refuse_fewer", "threads_each"]
 
 GRACE = 30.0
 """Seconds that a worker has to end its step and to save, before it is killed."""
@@ -70,6 +70,7 @@ def execute(
 def outstanding(plan: Plan, folder: Path, *, resume: bool) -> list[Run]:
     """The runs to be done; what the folder holds already must belong to the same plan."""
     _refuse_other_plan(plan, folder)
+    refuse_fewer(plan, folder)
     found = dict(zip(_keys(plan), read_runs(folder, plan.document), strict=True))
     begun = [record for record in found.values() if record.status != "missing"]
     if begun and not resume:
@@ -95,6 +96,25 @@ def _refuse_other_plan(plan: Plan, folder: Path) -> None:
         raise PlanError(
             f"{str(folder)!r} holds the records of {there.get('name')!r} at scale "
             f"{there.get('scale')}: choose another --out, or --overwrite"
+        )
+
+
+def refuse_fewer(plan: Plan, folder: Path) -> None:
+    """Refuse a study without runs that have ended here: its report would not have them.
+
+    Runs that failed or were stopped may be left out.
+    """
+    kind, there = plan.document["kind"], (folder / "plan.json").exists()
+    if kind == "experiment" or not there or read_plan(folder)["kind"] != kind:
+        return
+    named = set(_keys(plan))
+    ended = [r for r in read_runs(folder) if r.status in ("finished", "diverged")]
+    left = [run for run in ended if (run.method, run.seed) not in named]
+    if left:
+        labels = "; ".join(dict.fromkeys(run.label for run in left))
+        raise PlanError(
+            f"{str(folder)!r} also holds results of {labels} that this command leaves out: ask for "
+            "as many terms, baselines and seeds as before, choose another --out, or --overwrite"
         )
 
 
@@ -139,7 +159,12 @@ def _threads(plan: Plan, folder: Path, launcher: Launcher) -> int:
     for record in read_runs(folder, plan.document):
         if record.config:
             return int(record.config["training"]["threads"])
-    share = launcher.threads(len(plan.runs))
+    return threads_each(launcher, len(plan.runs))
+
+
+def threads_each(launcher: Launcher, runs: int) -> int:
+    """Threads that each of so many runs gets, if none has begun."""
+    share = launcher.threads(runs)
     most = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(share, int(most))) if most.isdecimal() else share
 

@@ -1,25 +1,36 @@
 """Which curvature terms help here? A grid of terms and steps, and baselines, on one problem.
 
 Every method sees the same batches and starts from the same weights, seed by seed, so differences
-are taken within seeds. Methods are given the same number of steps or, if asked, of gradients.
+are taken within seeds. Methods are given the same number of steps or, if asked, of gradients or
+seconds.
 """
 
 from __future__ import annotations
 
-import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
 from aliceopt.lab.problem import Metric, Problem, ProblemError, source_of
-from aliceopt.lab.records import RunRecord, read_runs
 from aliceopt.lab.rules import checked_problem, lacks
 
-__all__ = ["BASELINES", "BUDGETS", "GRID_TERMS", "Study", "study_folder", "study_plan", "tuned"]
+__all__ = [
+    "BASELINES",
+    "BUDGETS",
+    "GRID_TERMS",
+    "TUNING_SEEDS",
+    "Study",
+    "Tried",
+    "rate_at",
+    "seconds_of",
+    "study_folder",
+    "study_plan",
+]
 
 SETTINGS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("study.toml").read_text(encoding="utf-8")
@@ -28,15 +39,19 @@ BASELINES = tuple(SETTINGS["baselines"])
 GRID_TERMS = tuple(term for term in TERMS if term != "glass+signed")
 BUDGETS = ("steps", "gradients")
 TUNING_SEED = 1000
-"""Seed of the runs that choose learning rates; never one of the study's own."""
+TUNING_SEEDS = (TUNING_SEED, 1001)
+"""Seeds of the runs that choose learning rates; never of the study's own."""
+
+
+Tried = tuple[str, int, int]
+"""A method, a place on its grid of rates, and a seed."""
 
 
 @dataclass(frozen=True)
 class Study:
     """A study before its learning rates are known.
 
-    ``final`` is its plan at the middle rates; ``tuning`` tries ``rates`` of them for every method
-    with a seed of its own, or is None if there is only one to try.
+    ``final`` is its plan at the usual rates. ``most`` rates are tried for every method; 1: none.
     """
 
     about: dict[str, Any]
@@ -44,67 +59,69 @@ class Study:
     settings: dict[str, Any]
     methods: dict[str, dict[str, Any]]
     batches: int
-    rates: int
+    most: int
+
+    def lasting(self, paces: Mapping[str, float], seconds: float) -> Study:
+        """The same with as many steps of every method as fit; ``paces`` are seconds a step."""
+        methods = {
+            key: {**method, "epochs": max(1, int(seconds / paces[key])) / self.batches}
+            for key, method in self.methods.items()
+        }
+        train = {k: v for k, v in self.settings["train"].items() if k != "epochs"}
+        about = {**self.about, "paces": {key: paces[key] for key in methods}}
+        return replace(
+            self, about=about, settings={**self.settings, "train": train}, methods=methods
+        )
 
     @property
     def final(self) -> Plan:
-        """The plan at the middle rates."""
-        return self._plan(self.about, self.methods, self.settings["seeds"])
+        """The plan at the usual rates."""
+        return self.plan({}, self.methods, self.settings["seeds"])
 
-    @property
-    def tuning(self) -> Plan | None:
-        """Every method at every rate, once."""
-        if self.rates == 1:
-            return None
-        tried = {
-            f"{key}-rate-{i}": {**method, "lr": rate, "label": f"{_label(method)}, lr {rate:.2g}"}
-            for key, method in self.methods.items()
-            for i, rate in enumerate(rates_around(method["lr"], self.rates))
-        }
+    def tuning(self, tried: Iterable[Tried]) -> Plan:
+        """The plan of these runs, which choose rates."""
+        methods, wanted = {}, set()
+        for key, place, seed in sorted(tried):
+            method, name = self.methods[key], self.name_of(key, place)
+            rate = rate_at(method["lr"], place)
+            label = method.get("label") or label_of(method)
+            methods[name] = {**method, "lr": rate, "label": f"{label}, lr {rate:.2g}"}
+            wanted.add((name, seed))
         title = f"Learning rates for: {self.about['title']}"
-        return self._plan({**self.about, "kind": "tuning", "title": title}, tried, [TUNING_SEED])
+        plan = self.plan({"kind": "tuning", "title": title}, methods, list(TUNING_SEEDS))
+        plan.runs = [run for run in plan.runs if (run.method, run.seed) in wanted]
+        named = plan.document["runs"]
+        plan.document["runs"] = [run for run in named if (run["method"], run["seed"]) in wanted]
+        return plan
 
-    def _plan(self, about: dict[str, Any], methods: dict[str, Any], seeds: Any) -> Plan:
+    @staticmethod
+    def name_of(method: str, place: int) -> str:
+        """What a method at a rate is called among the runs that choose rates."""
+        return f"{method}-rate{place:+d}"
+
+    def plan(self, about: dict[str, Any], methods: dict[str, Any], seeds: Any) -> Plan:
+        """These methods with these seeds, on the study's problem."""
         settings = {**self.settings, "seeds": seeds}
-        return plan_of(about, self.source, settings, methods, self.batches)
+        return plan_of({**self.about, **about}, self.source, settings, methods, self.batches)
 
 
-def rates_around(rate: float, count: int) -> list[float]:
-    """``count`` rates around a middle one, half a power of ten apart.
+def seconds_of(budget: str) -> float | None:
+    """The seconds that a budget gives every run, if it is one of seconds.
 
-    >>> tuple(round(rate, 4) for rate in rates_around(0.01, 3))
+    >>> seconds_of("60s"), seconds_of("1.5s"), seconds_of("steps"), seconds_of("0s")
+    (60.0, 1.5, None, None)
+    """
+    found = re.fullmatch(r"(\d+\.?\d*) ?s", budget)
+    return float(found[1]) or None if found else None
+
+
+def rate_at(usual: float, place: int) -> float:
+    """So many halves of a power of ten beyond the usual rate.
+
+    >>> tuple(round(rate_at(0.01, place), 4) for place in (-1, 0, 1))
     (0.0032, 0.01, 0.0316)
     """
-    return [rate * 10 ** ((k - (count - 1) / 2) / 2) for k in range(count)]
-
-
-def tuned(study: Study, folder: Path) -> Plan:
-    """The study's plan with each method's best rate, read from the records of its tuning."""
-    if study.tuning is None:
-        return study.final
-    runs = {r.method: r for r in read_runs(folder / "tuning", study.tuning.document)}
-    methods, chosen = {}, {}
-    for key, method in study.methods.items():
-        tried = rates_around(method["lr"], study.rates)
-        best = _best([runs[f"{key}-rate-{i}"] for i in range(study.rates)], study.about["better"])
-        methods[key] = {**method, "lr": tried[best]}
-        chosen[key] = {"tried": tried, "lr": tried[best], "edge": best in (0, study.rates - 1)}
-    about = {**study.about, "tuned": {"seed": TUNING_SEED, "rates": study.rates, "chosen": chosen}}
-    return study._plan(about, methods, study.settings["seeds"])
-
-
-def _best(runs: list[RunRecord], better: str) -> int:
-    """Which run ended best; equal metrics are told apart by the loss. All failed: the first."""
-
-    def rank(i: int) -> tuple[float, float]:
-        run = runs[i]
-        if run.final is None:
-            return math.inf, i
-        loss = run.evaluations[-1]["loss"]
-        result = -run.final if better == "higher" else run.final
-        return result, math.inf if loss is None else loss
-
-    return min(range(len(runs)), key=rank)
+    return float(usual * 10 ** (place / 2))
 
 
 def study_folder(problem: str | None) -> Path:
@@ -128,7 +145,7 @@ def study_plan(
     limit: str = "fixed",
     budget: str = "steps",
     target: float | None = None,
-    tune: int = 3,
+    tune: int = 7,
     precision: str | None = None,
 ) -> Study:
     """A study of ``problem``, by default of a small convnet on scikit-learn's digits.
@@ -137,6 +154,8 @@ def study_plan(
     and tried, so that what is wrong with it is told at once.
     """
     _check_choices(budget, limit, tune)
+    if epochs is not None and seconds_of(budget) is not None:
+        raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
     settings = _settings(seeds, epochs, limit, quick_steps)
     if precision is not None:
         settings["train"]["precision"] = precision
@@ -155,12 +174,14 @@ def study_plan(
 
 
 def _check_choices(budget: str, limit: str, tune: int) -> None:
-    if budget not in BUDGETS:
-        raise PlanError(f"--budget must be steps or gradients, got {budget!r}")
+    if budget not in BUDGETS and seconds_of(budget) is None:
+        raise PlanError(
+            f"--budget must be steps, gradients or a number of seconds like 60s, got {budget!r}"
+        )
     if limit not in SETTINGS["rates"]:
         raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
-    if isinstance(tune, bool) or not isinstance(tune, int) or not 1 <= tune <= 9:
-        raise PlanError(f"--tune must be a whole number from 1 to 9, got {tune!r}")
+    if isinstance(tune, bool) or not isinstance(tune, int) or tune not in (1, *range(3, 16)):
+        raise PlanError(f"--tune must be 1 or a whole number from 3 to 15, got {tune!r}")
 
 
 def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
@@ -175,10 +196,6 @@ def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
         "better": metric.better,
         "tuned": False,
     }
-
-
-def _label(method: Mapping[str, Any]) -> str:
-    return str(method.get("label") or label_of(method))
 
 
 def _settings(

@@ -1,9 +1,8 @@
 """The training loop, to be read from top to bottom.
 
-Everything a run does depends on its `Run` alone: the weights and the order of the data follow from
-the seed, batches are asked for by number, and the learning rate is a function of the step. So a
-checkpoint needs only the model, the optimizer, the random state and three counters, and a resumed
-run repeats an uninterrupted one, on a CPU to the bit.
+Everything a run does depends on its `Run` alone: weights and the order of the data follow from the
+seed, batches are asked for by number, the learning rate is a function of the step. A checkpoint
+needs only the model, the optimizer, random states and counters; on a CPU it goes on to the bit.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.compress.recalibration import norms_of
-from aliceopt.lab.blocks import blocks_of
+from aliceopt.lab.blocks import blocks_in_words, blocks_of
 from aliceopt.lab.clock import Clock, now
 from aliceopt.lab.evaluation import evaluate, fresh_statistics
 from aliceopt.lab.methods import Method, Step, make_method
@@ -45,7 +44,7 @@ from aliceopt.lab.words import counted
 from aliceopt.lab.writing import WriteError
 from aliceopt.landscape import power_law
 
-__all__ = ["Progress", "accompany", "lost", "train"]
+__all__ = ["Loop", "Progress", "accompany", "lost", "train"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def train(
         team.begin(run, saved, deadline)
         try:
             where = torch.device(device)
-            training = _Training(run, where, journal, place, saved, report, team, sharing)
+            training = Loop(run, where, journal, place, saved, report, team, sharing)
             with team.stopping(deadline) as stop:
                 return training.go(stop)
         except Exception as error:
@@ -123,7 +122,7 @@ def accompany(
     """Train along with the process that leads the team, and record nothing."""
     try:
         nobody, nowhere = (lambda progress: None), Path()
-        training = _Training(run, torch.device(device), Silent(), nowhere, saved, nobody, team)
+        training = Loop(run, torch.device(device), Silent(), nowhere, saved, nobody, team)
         with team.stopping(deadline) as stop:
             training.go(stop)
     except Exception as error:
@@ -146,7 +145,7 @@ def _checkpoint(place: Path) -> dict[str, Any] | None:
     return saved
 
 
-class _Training:
+class Loop:
     """The state of a run between two steps: counters, clock, and the sum of recent losses."""
 
     def __init__(
@@ -188,7 +187,7 @@ class _Training:
     def go(self, stop: Stop) -> str:
         """Step until the end, until the loss is not finite, or until told to stop."""
         run, plan, data = self.run, self.plan, self.data
-        take = self._bind()
+        take = self.bind()
         self.clock.start()
         while self.step < plan.steps:
             if self.team.stops(stop):
@@ -216,7 +215,7 @@ class _Training:
             return self._end("diverged", "the metric is not finite")
         return self._end("finished", "")
 
-    def _bind(self) -> Step:
+    def bind(self) -> Step:
         """The function that takes a step on a batch, from CUDA graphs where that can be done."""
         batch = self.data.batch(self.run.seed, 0, 0)
         tensors = all(isinstance(part, Tensor) for part in batch)
@@ -269,6 +268,7 @@ class _Training:
             versions=versions(),
             device=_device_name(self.device),
             parameters=sum(p.numel() for p in self.model.parameters()),
+            blocks=blocks_in_words(self.model),
             batches=len(self.data),
             data=self.problem.note,
             time=now(),

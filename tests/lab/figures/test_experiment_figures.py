@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from aliceopt.lab.figures import draw_experiment
 from aliceopt.lab.figures.limit import draw_limit
 from aliceopt.lab.figures.methods import draw_methods
+from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.figures.power_law import draw_power_law
 from aliceopt.lab.figures.terms import draw_terms
 from aliceopt.lab.records import RecordError, read_runs
@@ -167,6 +168,13 @@ def test_terms_by_columns_with_curves_and_results(draw, name, columns, rows, tmp
     for key, label in rows.items():
         check_row(ours, label, finals_of(tmp_path, key))
         check_paper(figure, label, plan["paper"][key])
+
+
+def test_no_two_of_many_methods_look_alike():
+    """Fourteen, which is twice as many as there are colours."""
+    looks = [look_of(i) for i in range(14)]
+    assert len({(look["color"], look["marker"]) for look in looks}) == 14
+    assert looks[:7] == list(LOOKS)
 
 
 def test_methods_have_costs_and_the_papers_values(tmp_path, kept):

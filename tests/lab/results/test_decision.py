@@ -71,6 +71,18 @@ def test_an_unproved_lead_does_not_buy_dearer_steps_and_the_way_on_is_named() ->
     )
 
 
+def test_at_equal_seconds_the_best_is_chosen_however_busy_the_machine_was() -> None:
+    """Seconds that were measured differ by luck, and decide nothing."""
+    plan = grid_plan(3, terms=("none", "glass"), baselines=("adamw",), budget="9s")
+    plan["paces"] = dict.fromkeys(plan["methods"], 0.01)
+    values = {"alice-glass-full": (91.0, 95.0, 99.0), "adamw": (90.2, 90.4, 90.6)}
+    assert decided(plan, constant(plan, values)) == (
+        "Use Alice, glass, full, lr=0.01. Nothing better was seen; the best baseline (AdamW) cost "
+        "the same seconds. Compared to it: better by 4.6 points, which 3 seeds cannot establish. "
+        "`--seeds 6 --resume` would tell."
+    )
+
+
 def test_where_no_difference_was_seen_its_bound_is_named() -> None:
     """Results that overlap: no more than the interval leaves possible, and no hint."""
     plan = grid_plan(8, terms=("none", "glass"), baselines=("adamw",))

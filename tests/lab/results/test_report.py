@@ -2,7 +2,6 @@
 
 import math
 import re
-import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 import pytest
 
 from aliceopt.lab.figures import style
-from aliceopt.lab.figures.study_all import draw_study
-from aliceopt.lab.figures.study_curvature import merge_blocks
-from aliceopt.lab.figures.study_look import limits
-from aliceopt.lab.records import RecordError, read_plan, read_runs
-from aliceopt.lab.results.report import write_report
+from aliceopt.lab.records import RecordError, read_runs
+from aliceopt.lab.report import write_report
+from aliceopt.lab.report.axes import Axis, limits
+from aliceopt.lab.report.panels import merge_blocks, rate_panel
+from aliceopt.lab.report.strips import forest
+from aliceopt.lab.results.finding import find
 from study_cases import grid_plan, invented_results, write_folder
 
 NASTY = "a <b> & \"c\" 'd' </script><script>alert(1)</script> $x_1$"
@@ -109,10 +109,10 @@ def test_it_is_accessible(tmp_path: Path) -> None:
     """Language, alt texts with the numbers, table heads with a scope, named regions."""
     page = study(tmp_path)
     assert page.find("html")[0]["lang"] == "en"
-    images = page.find("img")
-    assert len(images) == 4
-    assert all(len(image["alt"] or "") > 40 for image in images)
-    assert re.search(r"glass with NAQ steps \d\d\.\d\d%", images[0]["alt"] or "")
+    drawn = [d["aria-label"] or "" for d in page.find("div") if d.get("role") == "img"]
+    assert len(drawn) == 11  # forest, six of curves, terms, results, two of curvature
+    assert all(len(alt) > 40 for alt in drawn)
+    assert any(re.search(r"Alice, glass, NAQ \d\d\.\d\d%", alt) for alt in drawn)
     assert all(head.get("scope") in ("col", "row") for head in page.find("th"))
     scrolling = [d for d in page.find("div") if d.get("class") == "scroll"]
     assert len(scrolling) == len(page.find("table")) == 4
@@ -158,7 +158,7 @@ def test_nothing_finished_still_makes_a_report(tmp_path: Path) -> None:
     write_folder(tmp_path, plan, {("adam", 0): "interrupted"})
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert "nothing to find" in page.text
-    assert page.find("img") == []
+    assert page.find("figure") == []
     assert "Adam, seed 0: interrupted" in page.text
 
 
@@ -174,18 +174,7 @@ def test_null_metrics_are_missing_results(tmp_path: Path, all_of_them: bool) -> 
     assert "0 of 2, 2 diverged" in page.text
     assert f"{10 if all_of_them else 2} of 10 runs diverged" in page.text
     assert ("nothing to find" in page.text) is all_of_them
-    assert ("What does it cost?" in page.text) is not all_of_them
-
-
-def test_a_report_is_written_anew_and_drops_figures_without_records(tmp_path: Path) -> None:
-    """A second report of a smaller study keeps no picture of the first."""
-    study(tmp_path)
-    assert (tmp_path / "figures" / "study-terms.svg").exists()
-    plan = grid_plan(1, terms=(), baselines=("adam",))
-    write_folder(tmp_path, plan, invented_results(plan))
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert not (tmp_path / "figures" / "study-terms.svg").exists()
-    assert "Which curvature terms help?" not in page.text
+    assert ("what does it cost?" in page.text) is not all_of_them
 
 
 def test_an_experiment_shows_the_papers_values_and_its_redrawn_figure(tmp_path: Path) -> None:
@@ -222,10 +211,11 @@ def test_methods_with_the_same_label_are_told_apart(tmp_path: Path) -> None:
 
 def test_tuned_rates_are_listed_with_those_tried(tmp_path: Path) -> None:
     """A rate chosen at the edge of those tried is marked."""
-    chosen = {"adam": {"tried": [1e-3, 3e-3, 1e-2], "lr": 1e-2, "edge": True}}
-    page = study(tmp_path, plan={"tuned": {"seed": 7, "rates": 3, "chosen": chosen}})
+    tuned = tuned_as(adam=[(1e-2, [90.0]), (1e-3, [90.0]), (3e-3, [90.0])])
+    tuned["chosen"]["adam"]["edge"] = True
+    page = study(tmp_path, plan={"tuned": tuned})
     assert "0.001, 0.003, 0.01 (at the edge)" in page.text
-    assert "the best of 3 tried for each method" in page.text
+    assert "at seeds 7 and 8: 14 runs, 3.13 min, not counted here" in page.text
 
 
 def test_a_folder_without_records_is_refused_by_name(tmp_path: Path) -> None:
@@ -234,22 +224,85 @@ def test_a_folder_without_records_is_refused_by_name(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-def test_figures_are_valid_deterministic_and_one_a_question(tmp_path: Path) -> None:
-    """The same records give the same bytes, and every SVG parses."""
-    study(tmp_path)
-    plan, runs = read_plan(tmp_path), read_runs(tmp_path)
-    first = draw_study(plan, runs, tmp_path / "one")
-    again = draw_study(plan, runs, tmp_path / "two")
-    questions = [picture.question for picture in first]
-    assert questions == [
-        "Which curvature terms help?",
-        "How do the baselines compare?",
-        "What does it cost?",
+TUNED = {"seeds": [7, 8], "most": 5, "runs": 14, "gradients": 999, "seconds": 188.0}
+
+
+def tuned_as(**tried: list[tuple[float, list[float | None]]]) -> dict[str, Any]:
+    """What a plan says of rates that ended so; the first is the one chosen."""
+    chosen = {
+        method: {
+            "lr": found[0][0],
+            "edge": False,
+            "tried": [{"lr": rate, "finals": finals} for rate, finals in sorted(found)],
+        }
+        for method, found in tried.items()
+    }
+    return {**TUNED, "chosen": chosen}
+
+
+def test_figures_are_one_a_question_and_the_same_every_time(tmp_path: Path) -> None:
+    """The same records give the same bytes."""
+    tuned = tuned_as(adam=[(0.01, [90.0, 91.0]), (0.03, [None])])
+    page = study(tmp_path, plan={"tuned": tuned})
+    first = (tmp_path / "report.html").read_bytes()
+    assert write_report(tmp_path).read_bytes() == first
+    questions = (
+        *("Which learning rate?", "How do they train, and what does it cost?"),
+        *("Which curvature terms help?", "How do the methods compare?"),
         "Which curvature is there?",
-    ]
-    for one, two in zip(first, again, strict=True):
-        assert one.path.read_bytes() == two.path.read_bytes()
-        assert ET.parse(one.path).getroot().tag.endswith("svg")
+    )
+    assert all(page.text.count(question) == 1 for question in questions)
+    assert len(page.find("figure")) == len(questions)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_the_forest_is_the_finding(tmp_path: Path) -> None:
+    """Every difference from the best where it stands on the axis, and sure where it is claimed."""
+    plan = grid_plan(5, terms=("none", "glass"), baselines=("adam", "sgd"))
+    write_folder(tmp_path, plan, invented_results(plan, {"adam": 3.0, "sgd": 2.9}))
+    runs = read_runs(tmp_path)
+    finding = find(plan, runs)
+    drawn = forest(plan, finding.comparisons, finding.choice)
+    assert drawn is not None
+    assert drawn.axis == "points behind Adam"
+    found = {c.second: c for c in finding.comparisons if c.question == "best"}
+    assert [row.method for row in drawn.rows] == sorted(found, key=lambda m: found[m].gain)
+    assert drawn.zero is not None
+    scale = [(row.middle - drawn.zero) / found[row.method].gain for row in drawn.rows]
+    assert scale == pytest.approx([scale[0]] * len(scale), rel=0.05)
+    for row in drawn.rows:
+        assert row.low is not None
+        assert row.sure == (row.low > drawn.zero) == (found[row.method].verdict == "better")
+    assert [row.sure for row in drawn.rows] == [False, True, True, True, True]
+
+
+def test_every_rate_tried_is_drawn_where_it_ended() -> None:
+    """Dots for runs, a line through means, the chosen one larger, a cross where one diverged."""
+    ends: dict[str, Any] = {"adam": [(0.01, [90.0, 92.0]), (0.1, [95.0]), (1.0, [None])]}
+    ends["sgd"] = [(0.1, [94.0, 94.0])]
+    drawn = rate_panel(grid_plan(2, tuned=tuned_as(**ends)))
+    assert drawn is not None
+    adam, sgd = drawn.lines
+    assert (adam.label, sgd.label) == ("Adam", "SGD with momentum")
+    assert adam.dots.count("h0") == 3
+    assert adam.chosen == adam.path.split("L")[0] + "h0"
+    assert adam.path.count("L") == 1
+    assert [place for place, _ in drawn.xticks] == sorted(place for place, _ in drawn.xticks)
+    (cross,) = adam.lost
+    rates = {text: place for place, text in drawn.xticks}
+    assert cross == rates["1"]
+    assert float(adam.path[1:].split()[0]) == pytest.approx(10 * rates["0.01"], abs=1)
+    assert rate_panel(grid_plan(2)) is None
+
+
+@pytest.mark.parametrize("span", [1e-6, 0.3, 1.0, 7.0, 1e5])
+def test_ticks_are_round_few_and_inside(span: float) -> None:
+    """On both kinds of axis, wherever it lies."""
+    for axis in (Axis(-span / 3, span), Axis(span, 3 * span, log=True), Axis(1e-5, span + 1, True)):
+        places = [place for place, _ in axis.ticks()]
+        assert 2 <= len(places) <= 8
+        assert places == sorted(places)
+        assert 0 <= places[0] <= places[-1] <= 100
 
 
 @pytest.mark.parametrize("better", ["higher", "lower"])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aliceopt.lab.records import read_plan, read_runs
+from aliceopt.lab.report import write_report
 from aliceopt.lab.results.finding import find
-from aliceopt.lab.results.report import write_report
 from study_cases import grid_plan, invented_results, write_folder
 
 sync_api = pytest.importorskip(
@@ -37,6 +37,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     effects = {"alice-glass-abs-naq": 2.0, "muon": 1.0}
     results: dict[tuple[str, int], Any] = {**invented_results(plan, effects)}
     results["alice-none-full", 0] = "diverged"
+    tried = [{"lr": 10.0**k, "finals": [96.0 + k, 96.5 + k]} for k in (-3, -2, -1)]
+    chosen = {"lr": 0.01, "edge": False, "tried": tried}
+    about = {"seeds": [8, 9], "most": 7, "runs": 114, "gradients": 999, "seconds": 188.0}
+    plan["tuned"] = {**about, "chosen": dict.fromkeys(plan["methods"], chosen)}
     del results["sgd", 2]
     write_folder(folder, plan, results, reason='the loss is <nan> & "inf"')
     return write_report(folder)
@@ -76,26 +80,105 @@ def open_page(browser: Any, report: Path, trouble: list[str], **options: Any) ->
 
 
 def column(page: Any, number: int) -> list[str]:
-    cells = page.locator("table[data-filter] tbody tr").all()
-    return [cell.locator("th, td").nth(number).inner_text() for cell in cells if cell.is_visible()]
+    shown = "(rows) => rows.filter((r) => !r.hidden).map((r) => r.children[%d].textContent)"
+    found: list[str] = page.locator("table[data-filter] tbody tr").evaluate_all(shown % number)
+    return found
 
 
 def test_it_loads_alone_and_shows_the_finding(
     browser: Any, report: Path, trouble: list[str]
 ) -> None:
-    """No errors, no requests; every image has a size; the finding is on the screen."""
+    """No errors, no requests; decision, forest, lines and evidence are on the page."""
     page = open_page(browser, report, trouble)
-    sizes = page.evaluate("Array.from(document.images, (image) => image.naturalWidth)")
-    assert len(sizes) == 4
-    assert min(sizes) > 0
     folder = report.parent
     finding = find(read_plan(folder), read_runs(folder))
-    card = page.locator("#finding")
-    assert card.is_visible()
-    shown = " ".join(card.inner_text().replace("\u00a0", " ").split())
-    said = (finding.decision, finding.lines, *finding.bullets)
-    assert shown == " ".join(" ".join(said).split())
+    shown = {
+        part: " ".join(page.locator(part).inner_text().replace("\u00a0", " ").split())
+        for part in (".decision", "#lines", "#evidence")
+    }
+    assert shown[".decision"] == finding.decision.replace("`", "")
+    assert shown["#lines"] == " ".join(finding.lines.split())
+    assert shown["#evidence"] == " ".join(finding.bullets)
+    assert page.locator("#finding .strip:not(.axis)").count() == 18
     assert 'the loss is <nan> & "inf"' in page.locator("main").inner_text()
+    assert trouble == []
+
+
+def stroke(page: Any, name: str) -> tuple[str, str]:
+    """Colour and width of a method's line among the rates."""
+    line = page.locator(f'figure g[data-m="{name}"] .line').first
+    return tuple(  # type: ignore[return-value]
+        line.evaluate("(e) => [getComputedStyle(e).stroke, getComputedStyle(e).strokeWidth]")
+    )
+
+
+@pytest.mark.parametrize("how", ["hover", "focus"])
+def test_a_method_stands_out_everywhere(
+    browser: Any, report: Path, trouble: list[str], how: str
+) -> None:
+    """Rates, curves and forest, on hover and on keyboard focus; no longer once that has ended."""
+    page = open_page(browser, report, trouble)
+    before = stroke(page, "adamw")
+    assert before == stroke(page, "nesterov")
+    chip = page.locator('.chip[data-m="adamw"]')
+    getattr(chip, how)()
+    after = stroke(page, "adamw")
+    assert after != before
+    assert stroke(page, "nesterov") == before
+    on = page.locator("[data-m].on").evaluate_all("(all) => all.map((e) => e.dataset.m)")
+    assert set(on) == {"adamw"}
+    assert len(on) > 10  # chip, forest, results, and the lines and tags of seven panels
+    assert page.locator("figure .tag.on:visible").first.inner_text() == "AdamW"
+    page.mouse.move(2, 2)
+    page.evaluate("document.activeElement.blur()")
+    assert page.locator("[data-m].on").count() == 0
+    assert stroke(page, "adamw") == before
+    assert trouble == []
+
+
+def test_hovering_a_line_names_it_and_a_pressed_button_holds_it(
+    browser: Any, report: Path, trouble: list[str]
+) -> None:
+    """With the pointer on the line itself; Enter on its button keeps the method lit."""
+    page = open_page(browser, report, trouble)
+    page.locator('figure g[data-m="muon"] .hit').nth(1).dispatch_event("pointerover")
+    assert page.locator(".chip.on").all_inner_texts() == ["Muon"]
+    chip = page.locator('.chip[data-m="adam"]')
+    chip.focus()
+    page.keyboard.press("Enter")
+    page.evaluate("document.activeElement.blur()")
+    assert page.locator(".chip.on").all_inner_texts() == ["Adam"]
+    assert chip.get_attribute("aria-pressed") == "true"
+    assert trouble == []
+
+
+def test_curves_are_shown_against_each_cost(browser: Any, report: Path, trouble: list[str]) -> None:
+    """Training and validation; the keyboard reaches the other costs."""
+    page = open_page(browser, report, trouble)
+    page.locator("#cost-step").focus()
+    for cost in ("steps", "gradient evaluations", "seconds of training"):
+        shown = page.locator(".curves .panel:visible")
+        assert shown.locator(".title").all_inner_texts() == [
+            "training loss", "validation accuracy"
+        ]  # fmt: skip
+        assert shown.locator(".across").all_inner_texts() == [cost, cost]
+        page.keyboard.press("ArrowRight")
+    assert trouble == []
+
+
+def test_figures_fill_their_cards_and_the_finding_a_phone(
+    browser: Any, report: Path, trouble: list[str]
+) -> None:
+    """Nineteen methods: decision and forest are on the first screen of a phone."""
+    page = open_page(browser, report, trouble, viewport={"width": 390, "height": 844})
+    box = page.locator("#finding").bounding_box()
+    assert box["y"] + box["height"] <= 844
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 844})
+        for card in page.locator("figure").all():
+            room = card.bounding_box()["width"]
+            inside = card.locator(".strips, .pair, .panel").first.bounding_box()["width"]
+            assert inside >= 0.9 * room
     assert trouble == []
 
 
@@ -104,16 +187,16 @@ def test_the_table_sorts_by_number_both_ways_with_gaps_last(
 ) -> None:
     """Sorted by the number, not by its text; a dash is neither small nor large."""
     page = open_page(browser, report, trouble)
-    head = page.locator("table[data-filter] thead th").nth(2)
+    head = page.locator("table[data-filter] thead th").nth(3)
     head.locator("button").click()
-    up = [float(text.rstrip("%")) for text in column(page, 2)]
+    up = [float(text.rstrip("%")) for text in column(page, 3)]
     assert up == sorted(up)
     assert head.get_attribute("aria-sort") == "ascending"
     head.locator("button").click()
-    assert [float(text.rstrip("%")) for text in column(page, 2)] == up[::-1]
+    assert [float(text.rstrip("%")) for text in column(page, 3)] == up[::-1]
     assert head.get_attribute("aria-sort") == "descending"
-    page.locator("table[data-filter] thead th").nth(6).locator("button").click()
-    costs = column(page, 6)
+    page.locator("table[data-filter] thead th").nth(7).locator("button").click()
+    costs = column(page, 7)
     gaps = [text == "\u2013" for text in costs]
     assert any(gaps)
     assert gaps == sorted(gaps)
@@ -166,7 +249,8 @@ def test_it_reads_with_scripts_off(browser: Any, report: Path, trouble: list[str
     page = open_page(browser, report, trouble, java_script_enabled=False)
     assert page.locator("#finding").is_visible()
     assert page.locator("table[data-filter] tbody tr").count() == 19
-    assert page.locator("figure img").count() == 4
+    assert page.locator("figure .line").count() > 19
+    assert page.locator("figure .panel:visible").count() == 5
     assert page.locator("th button").count() == 0
 
 

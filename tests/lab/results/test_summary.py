@@ -194,6 +194,7 @@ def test_terminal_shows_every_method_the_target_and_the_finding() -> None:
         assert about["label"] in text
     assert "Final validation accuracy over 3 seeds (higher is better); costs are medians" in text
     assert re.search(r"gradients +time *\n.* to target +to target", text)
+    assert re.search(r"method +rate +min ", text)
     assert "Target: accuracy 9" in text
     assert "2 of 3, 1 diverged" in text
     finding = find(plan, in_memory(plan, results))
@@ -215,7 +216,8 @@ def test_a_narrow_terminal_keeps_every_number() -> None:
     for s in summarize(plan, runs).methods:
         assert f"{s.median:.4g}" in text
     assert "(2 of" in text
-    assert re.search(r"grads to +time to *\n.* target +target *\n", text)
+    assert re.search(r"rate +min +median +max +grads +time +target *\n", text)
+    assert re.search(r"Adam +0.001 ", text)
 
 
 def test_terminal_survives_a_study_without_results() -> None:

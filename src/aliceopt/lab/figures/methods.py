@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from aliceopt.lab.figures import outcomes, style
-from aliceopt.lab.figures.outcomes import LOOKS, Records, Row
+from aliceopt.lab.figures.outcomes import Records, Row, look_of
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.summary import summarize
 from aliceopt.lab.results.table import unique_labels
@@ -26,17 +26,18 @@ def draw_methods(folder: str | os.PathLike[str], out: str | os.PathLike[str]) ->
     target = style.checked_path(out)
     records = outcomes.load(folder, "methods")
     plain = [
-        Row(key, label, LOOKS[i % len(LOOKS)])
+        Row(key, label, look_of(i))
         for i, (key, label) in enumerate(unique_labels(records.plan).items())
     ]
     columns = 1 if any(len(row.label) > LONG for row in plain) else 2
     legend = 0.2 * max(0, -(-len(plain) // columns) - 3)  # inches beyond three lines
+    each = 0.45 if len(plain) <= 10 else 0.36  # inches of a row
     with style.look():
-        figure = style.new_figure(height=3.5 + 0.45 * len(plain) + legend)
+        figure = style.new_figure(height=3.5 + each * len(plain) + legend)
         paper = ["paper"] if records.plan.get("paper") else []
         mosaic = figure.subplot_mosaic(
             [["curves"] * (1 + len(paper)), ["ours", *paper]],
-            height_ratios=[2.0 + legend, 0.5 + 0.45 * len(plain)],
+            height_ratios=[2.0 + legend, 0.5 + each * len(plain)],
         )
         outcomes.draw_curves(mosaic["curves"], records, plain)
         outcomes.focus([mosaic["curves"]], records)

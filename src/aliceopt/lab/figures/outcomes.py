@@ -35,6 +35,7 @@ __all__ = [
     "draw_finals",
     "finish",
     "load",
+    "look_of",
     "look_of_terms",
 ]
 
@@ -91,6 +92,13 @@ def load(folder: str | os.PathLike[str], kind: str) -> Records:
             f"{plan.get('figure')!r}, not {kind!r}"
         )
     return Records(plan, runs)
+
+
+def look_of(number: int) -> dict[str, Any]:
+    """Of the so-manieth method; forty-nine of them differ in colour or in marker."""
+    again, first = divmod(number, len(LOOKS))
+    other = LOOKS[(first + again) % len(LOOKS)]
+    return {**other, "color": LOOKS[first]["color"]}
 
 
 def look_of_terms(terms: str | None) -> dict[str, Any]:

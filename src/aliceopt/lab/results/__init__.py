@@ -1,6 +1,5 @@
-"""What runs came to: summaries, comparisons, the finding, tables, and the report about them."""
+"""What runs came to: summaries, comparisons, the finding, and tables."""
 
-# write_report stays in `report`: it draws, and the figures import this package.
 from aliceopt.lab.results.comparisons import Comparison, compare
 from aliceopt.lab.results.finding import Finding, find
 from aliceopt.lab.results.summary import MethodSummary, Summary, print_summary, summarize

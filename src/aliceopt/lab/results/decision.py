@@ -7,7 +7,7 @@ within a fifth of the cheapest count as equally cheap, and the best of them is c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aliceopt.lab.paste import shown_rate
@@ -36,6 +36,9 @@ def decide(
     plan: Mapping[str, Any], summary: Summary, comparisons: Sequence[Comparison]
 ) -> Decision | None:
     """The decision, or None if nothing finished; ``comparisons`` are those with the best method."""
+    if plan.get("paces"):  # equal seconds by plan; what differs is how busy the machine was
+        equal = tuple(replace(s, seconds=1.0) for s in summary.methods if s.finished)
+        summary = replace(summary, methods=equal)
     best = best_method(plan, summary)
     if best is None:
         return None

@@ -7,6 +7,8 @@ from typing import Any
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RunRecord
+from aliceopt.lab.results.numbers import show_seconds
+from aliceopt.lab.words import counted
 
 __all__ = [
     "combination",
@@ -15,6 +17,7 @@ __all__ = [
     "precision_note",
     "problem_name",
     "rates_notes",
+    "tuning_cost",
     "usual_rates",
 ]
 
@@ -74,17 +77,24 @@ def rates_notes(plan: Mapping[str, Any]) -> list[str]:
     if not tuned:
         said = f"Learning rates are {usual_rates(plan)}, not tuned here"
         return [f"{said}: this compares settings, not methods."]
-    if not isinstance(tuned, Mapping):
-        return ["Learning rates were tuned for every method."]
     notes = [
-        f"Learning rates are the best of {tuned['rates']} tried at one other seed; no interval "
-        "counts the luck of that choice."
+        f"Learning rates are the best at {len(tuned['seeds'])} other seeds ({tuning_cost(plan)}); "
+        "no interval counts the luck of that choice."
     ]
-    edge = [m for m, chosen in tuned["chosen"].items() if chosen.get("edge")]
+    edge = [m for m, chosen in tuned["chosen"].items() if chosen["edge"]]
     if edge:
         names = "; ".join(str(plan["methods"][m]["label"]) for m in edge)
-        notes.append(f"Best at the lowest or highest rate tried, try --tune 5: {names}.")
+        notes.append(
+            f"Best at the lowest or highest of {tuned['most']} rates, so a better one may lie "
+            f"beyond (--tune {tuned['most'] + 4}): {names}."
+        )
     return notes
+
+
+def tuning_cost(plan: Mapping[str, Any]) -> str:
+    """Runs and seconds that went into the choice of learning rates."""
+    tuned = plan["tuned"]
+    return f"{counted(tuned['runs'], 'run')}, {show_seconds(tuned['seconds'])}"
 
 
 def combination(about: Mapping[str, Any]) -> str:

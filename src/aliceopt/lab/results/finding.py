@@ -31,12 +31,13 @@ _FEW = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """The decision, lines to paste, the evidence by topic, and the comparisons behind it."""
+    """The decision, lines to paste, evidence by topic, the comparisons behind it, the choice."""
 
     decision: str
     lines: str
     evidence: dict[str, list[str]]
     comparisons: list[Comparison]
+    choice: str | None = None
 
     @property
     def bullets(self) -> list[str]:
@@ -74,7 +75,7 @@ def find(
         "limits": _limits(plan, runs, comparisons),
     }
     lines = _lines(plan, summary, decision)
-    return Finding(decision.text, lines, _told(evidence), comparisons)
+    return Finding(decision.text, lines, _told(evidence), comparisons, decision.choice)
 
 
 def _told(evidence: Mapping[str, list[str]]) -> dict[str, list[str]]:

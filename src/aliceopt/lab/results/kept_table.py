@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.precision import in_words
@@ -13,7 +12,7 @@ from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import changes
 from aliceopt.lab.results.kept import Line, mean_seconds, read_kept, settings_digest
 from aliceopt.lab.results.numbers import decimals, show_count, show_seconds
-from aliceopt.lab.results.paired import student_quantile
+from aliceopt.lab.results.paired import Paired
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +30,7 @@ def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
     """
     if len(values) < 2:
         return fmean(values), None
-    error = stdev(values) / math.sqrt(len(values))
-    return fmean(values), student_quantile(0.05, len(values) - 1) * error
+    return fmean(values), Paired(tuple(values)).half_width(0.05)
 
 
 def kept_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -293,10 +293,10 @@ def _table(plan: Mapping[str, Any], summary: Summary, width: int) -> Table:
     best = best_method(plan, summary)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(wide), 0, 0))
     table.add_column("method", overflow="fold")
-    costs = ("gradients", "time", "gradients\nto target", "time\nto target")
-    if not wide:
-        costs = ("grads", "time", "grads to\ntarget", "time to\ntarget")
-    for name in ("min", "median", "max", *costs):
+    costs = ["grads", "time", "time to\ntarget"]
+    if wide:
+        costs = ["gradients", "time", "gradients\nto target", "time\nto target"]
+    for name in ("rate", "min", "median", "max", *costs):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
         table.add_column("finished")
@@ -310,17 +310,19 @@ def _table(plan: Mapping[str, Any], summary: Summary, width: int) -> Table:
         short = wide or s.finished == total
         name = s.label if short else f"{s.label} ({s.finished} of {total})"
         finished = [describe_finished(s)] if wide else []
-        table.add_row(Text(name), *_cells(plan, s), *finished, style=style)
+        table.add_row(Text(name), *_cells(plan, s, wide), *finished, style=style)
     return table
 
 
-def _cells(plan: Mapping[str, Any], s: MethodSummary) -> list[str]:
-    """Results and costs, as text."""
+def _cells(plan: Mapping[str, Any], s: MethodSummary, wide: bool) -> list[str]:
+    """Learning rate, results and costs, as text."""
+    rate = plan["methods"][s.method].get("options", {}).get("lr")
     return [
+        "\u2013" if rate is None else f"{rate:.3g}",
         *(show_value(v, plan["metric"]) for v in (s.low, s.median, s.high)),
         show_count(s.gradients),
         show_seconds(s.seconds),
-        show_count(s.to_target_gradients),
+        *([show_count(s.to_target_gradients)] if wide else []),
         show_seconds(s.to_target_seconds),
     ]
 

@@ -9,31 +9,41 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.figures.study_all import draw_study
-from aliceopt.lab.figures.study_look import Picture
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from aliceopt.lab.records import RunRecord, read_plan, read_runs
-from aliceopt.lab.results.describe import (
-    data_note,
-    is_generated,
-    precision_note,
-    problem_name,
-    usual_rates,
-)
-from aliceopt.lab.results.deviations import remark
-from aliceopt.lab.results.finding import Finding, find
-from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
-from aliceopt.lab.results.report_page import data_uri, escape, page
-from aliceopt.lab.results.report_tables import (
+from aliceopt.lab.report.panels import COSTS, curvature_panels, curve_panels, rate_panel
+from aliceopt.lab.report.strips import forest, result_strips, term_strips
+from aliceopt.lab.report.tables import (
     comparison_table,
     method_table,
     run_table,
     settings_table,
 )
-from aliceopt.lab.results.summary import Summary, describe_counts, outcome, reason, summarize
+from aliceopt.lab.results.describe import (
+    data_note,
+    is_generated,
+    precision_note,
+    problem_name,
+    tuning_cost,
+    usual_rates,
+)
+from aliceopt.lab.results.deviations import remark
+from aliceopt.lab.results.finding import find
+from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.results.summary import (
+    Summary,
+    best_method,
+    describe_counts,
+    outcome,
+    reason,
+    summarize,
+)
 from aliceopt.lab.results.table import unique_labels
 from aliceopt.lab.words import counted, settings_in_words, training_in_words
 from aliceopt.lab.writing import replacing
@@ -52,7 +62,7 @@ _READING = {
     "t-test over seeds. Comparisons are corrected (Holm), those of terms and steps together and "
     "those with the best method together: where these settings do not truly differ, either claims "
     "a difference at most 1 time in 20, and an interval leaves out zero exactly where one is "
-    "claimed. Rates tuned at one seed may differ by luck, which no interval counts. Each holds "
+    "claimed. Tuned rates may differ by luck, which no interval counts. Each holds "
     "with 95% confidence or more, not all at once. Those of the best method allow for its being "
     "picked.",
     "Not established": "a difference that one test alone would see, or results of one method that "
@@ -60,8 +70,26 @@ _READING = {
 }
 
 
+_PAGE = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+
+
+def _unbroken(escaped: str) -> str:
+    """With numbers and units of time kept on one line, and `words to type` as such."""
+    whole = re.sub(r"(\d) (s|min|h)\b", r"\1&nbsp;\2", str(escaped))
+    return re.sub("`([^`]*)`", r"<code>\1</code>", whole)
+
+
+_PAGE.filters["unbroken"] = _unbroken
+
+
 def write_report(folder: str | os.PathLike[str], target: float | None = None) -> Path:
-    """Write ``report.html``, and its figures under ``figures``, from the records in ``folder``.
+    """Write ``report.html`` from the records in ``folder``.
 
     Works on whatever is there: runs may be missing, interrupted or diverged.
     """
@@ -70,23 +98,37 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
     runs = read_runs(place, plan)
     summary = summarize(plan, runs, target)
     finding = find(plan, runs, summary)
-    others = _other_pictures(plan, place / "figures")
-    # The paper's figure, redrawn, compares the methods already.
-    drawn = draw_study(plan, runs, place / "figures", summary=summary, methods=not others)
-    sections = [
-        _header(plan, runs, summary),
-        _finding_section(plan, runs, finding),
-        _results_section(plan, runs, summary),
-        _figures_section([*others, *drawn]),
-        _missing_section(runs),
-        _reading_section(plan),
-        _setting_section(plan, runs, summary),
-        _runs_section(plan, runs),
-        _reproduce_section(plan, runs),
-    ]
+    content = _PAGE.get_template("page.html").render(
+        plan=plan,
+        title=_title(plan),
+        facts=_facts(plan, runs, summary),
+        finding=finding,
+        forest=forest(plan, finding.comparisons, finding.choice),
+        comparisons=comparison_table(plan, finding.comparisons),
+        gains=_gains(plan),
+        precision=precision_note(plan, runs),
+        results=method_table(plan, summary),
+        results_note=_results_note(plan, runs, summary),
+        chips=_chips(plan, summary),
+        redrawn=_redrawn(plan, place / "figures"),
+        rates=rate_panel(plan),
+        curves=curve_panels(plan, runs),
+        costs=COSTS,
+        terms=term_strips(plan, finding.comparisons),
+        finals=result_strips(plan, runs, summary),
+        curvature=curvature_panels(plan, runs),
+        lost=_lost(runs),
+        reading=_READING,
+        setting=_setting(plan, runs, summary),
+        settings=settings_table(plan),
+        runs=run_table(plan, runs),
+        planned=counted(len(runs), "planned run"),
+        command=plan.get("command") or _command(plan),
+        reproduce=_reproduce(runs),
+    )
     path = place / "report.html"
     with replacing(path) as beside:
-        beside.write_text(page(_title(plan), "\n".join(filter(None, sections))), encoding="utf-8")
+        beside.write_text(content, encoding="utf-8")
     return path
 
 
@@ -101,33 +143,27 @@ def _title(plan: Mapping[str, Any]) -> str:
     return str(plan.get("title") or plan.get("name") or "Report")
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>"
-
-
-def _folded(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
-
-
-def _pairs(pairs: Mapping[str, str]) -> str:
-    """A list of names and values; empty values are left out."""
-    told = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in pairs.items() if v)
-    return f"<dl>{''.join(told)}</dl>"
-
-
-def _header(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
-    scale = f", scale {plan['scale']}" if plan["kind"] == "experiment" else ""
+def _facts(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
     facts = [
         problem_name(plan),
         f"{counted(len(plan['methods']), 'method')}, {counted(len(plan['seeds']), 'seed')}",
         f"runs: {describe_counts(summary.counts)}",
         _dates(runs),
     ]
-    return (
-        f'<header><p class="kind">aliceopt {escape(plan["kind"])}{escape(scale)}</p>'
-        f"<h1>{escape(_title(plan))}</h1>"
-        f"<p>{escape('; '.join(filter(None, facts)))}</p></header>"
-    )
+    return "; ".join(filter(None, facts))
+
+
+def _gains(plan: Mapping[str, Any]) -> str:
+    unit = "points" if plan["metric"] == "accuracy" else f"units of {plan['metric']}"
+    return f"In {unit}; a positive gain is better."
+
+
+def _chips(plan: Mapping[str, Any], summary: Summary) -> dict[str, tuple[str, str]]:
+    """Every method's label, and the family whose best it is; those with a result only."""
+    best = {s.method: f for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
+    return {
+        s.method: (s.label, best.get(s.method, "")) for s in summary.methods if s.median is not None
+    }
 
 
 def _dates(runs: Sequence[RunRecord]) -> str:
@@ -135,31 +171,7 @@ def _dates(runs: Sequence[RunRecord]) -> str:
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
 
 
-def _finding_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], finding: Finding) -> str:
-    bullets = "".join(f"<li>{_unbroken(said)}</li>" for said in finding.bullets)
-    box = '<pre tabindex="0" role="region" aria-label="Lines to paste">'
-    shown = [
-        f'<p class="decision">{_unbroken(finding.decision)}</p>',
-        f"{box}<code>{escape(finding.lines)}</code></pre>" if finding.lines else "",
-        f"<ul>{bullets}</ul>" if bullets else "",
-    ]
-    body = f'<div class="finding" id="finding">{"".join(shown)}</div>'
-    if finding.comparisons:
-        count = len(finding.comparisons)
-        unit = "points" if plan["metric"] == "accuracy" else f"units of {plan['metric']}"
-        said = f"In {unit}; a positive gain is better. {precision_note(plan, runs)}"
-        note = f'<p class="note">{escape(said)}</p>'
-        title = "The comparison behind it" if count == 1 else f"The {count} comparisons behind it"
-        body += _folded(title, comparison_table(plan, finding.comparisons) + note)
-    return _section("Finding", body)
-
-
-def _unbroken(text: str) -> str:
-    """Escaped, with numbers and units of time kept on one line."""
-    return re.sub(r"(\d) (s|min|h)\b", "\\1&nbsp;\\2", escape(text))
-
-
-def _results_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
+def _results_note(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
     better = "higher" if plan["better"] == "higher" else "lower"
     notes = [
         f"Final validation {plan['metric']} ({better} is better) over finished seeds; gradient "
@@ -176,68 +188,47 @@ def _results_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
         notes.append(f"The paper: {plan['reference']}.")
     if plan["kind"] == "experiment":
         notes.append(remark(plan, runs))
-    note = f'<p class="note">{escape(" ".join(filter(None, notes)))}</p>'
-    return _section("Results", method_table(plan, summary) + note)
+    return " ".join(filter(None, notes))
 
 
-def _other_pictures(plan: Mapping[str, Any], folder: Path) -> list[Picture]:
-    """Figures that others left in the folder, such as the paper's redrawn; .svg before .png."""
-    found: dict[str, Path] = {}
-    for suffix in (".svg", ".png"):
-        for path in sorted(folder.glob(f"*{suffix}")):
-            if not path.name.startswith("study-"):
-                found.setdefault(path.stem, path)
-    caption = "Redrawn from the records of this folder."
-    reference = plan.get("reference") or _title(plan)
-    title = "All methods" if plan.get("reference") == "" else "The paper's figure, redrawn"
-    return [Picture(p, title, caption, str(reference)) for p in found.values()]
+def _redrawn(plan: Mapping[str, Any], folder: Path) -> str:
+    """The experiment's figure as an address that holds the whole file, if it was drawn."""
+    for suffix, kind in ((".svg", "svg+xml"), (".png", "png")):
+        path = folder / f"{plan['name']}{suffix}"
+        if plan["kind"] == "experiment" and path.exists():
+            return f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}"
+    return ""
 
 
-def _figures_section(pictures: Sequence[Picture]) -> str:
-    if not pictures:
-        return ""
-    shown = (
-        f"<figure><h3>{escape(p.question)}</h3>"
-        f'<img src="{data_uri(p.path)}" alt="{escape(p.alt)}">'
-        f"<figcaption>{escape(p.caption)}</figcaption></figure>"
-        for p in pictures
-    )
-    return _section("Figures", "\n".join(shown))
-
-
-def _missing_section(runs: Sequence[RunRecord]) -> str:
+def _lost(runs: Sequence[RunRecord]) -> list[str]:
     """Runs without a result, by method, state and reason."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for run in runs:
         if outcome(run) != "finished":
             groups.setdefault((run.label, outcome(run), reason(run)), []).append(run.seed)
-    if not groups:
-        return _section("What is missing", "<p>Nothing: every planned run finished.</p>")
-    items = []
-    for (label, status, why), seeds in groups.items():
-        which = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
-        why = f": {why}" if why else ""
-        items.append(f"<li>{escape(f'{label}, {which}: {status}{why}')}</li>")
-    return _section("What is missing", f"<ul>{''.join(items)}</ul>")
+    return [
+        f"{label}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}: "
+        f"{status}{f': {why}' if why else ''}"
+        for (label, status, why), seeds in groups.items()
+    ]
 
 
-def _reading_section(plan: Mapping[str, Any]) -> str:
-    return _section("How to read this", _pairs(_READING))
-
-
-def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
+def _setting(
+    plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary
+) -> dict[str, str]:
+    """How it was run; what is unknown is empty."""
     starts = [run.start for run in runs if run.start]
     training = plan.get("training") or {}
     source = plan.get("problem")
     model = source.get("model") if isinstance(source, Mapping) else None
     steps = sorted({run["steps"] for run in plan["runs"]})
-    facts = {
+    return {
         "Command": str(plan.get("command") or ""),
         "Problem": problem_name(plan),
         "Data": data_note(plan, runs) + _generated(plan, runs),
         "Model": settings_in_words(model) if isinstance(model, Mapping) else "",
         "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
-        "Budget": f"{_range(steps)} steps a run, equal {plan.get('budget', 'steps')}",
+        "Budget": f"{_range(steps)} steps a run, {_budget(plan)}",
         "Training": training_in_words(training, _schedules(runs)) if training else "",
         "Learning rates": f"{_rates(plan)}; see below",
         "Seeds": ", ".join(map(str, plan["seeds"])),
@@ -247,18 +238,14 @@ def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
         "In all": f"{show_count(summary.gradients)} gradient evaluations, "
         f"{show_seconds(summary.seconds)} of training steps",
     }
-    table = settings_table(plan) + _precision(plan, runs)
-    settings = _folded("Settings of every method", table)
-    return _section("How it was run", _pairs(facts) + settings)
 
 
-def _runs_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
-    table = run_table(plan, runs) + _precision(plan, runs)
-    return _section("All runs", _folded(counted(len(runs), "planned run"), table))
-
-
-def _precision(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
-    return f'<p class="note">{escape(precision_note(plan, runs))}</p>'
+def _budget(plan: Mapping[str, Any]) -> str:
+    budget, paces = plan.get("budget", "steps"), plan.get("paces")
+    if not paces:
+        return f"equal {budget}"
+    span = " to ".join(f"{1000 * pace:.3g}" for pace in (min(paces.values()), max(paces.values())))
+    return f"as many as fit into {budget}, by timing a few first ({span} ms a step)"
 
 
 def _schedules(runs: Sequence[RunRecord]) -> dict[str, Mapping[str, Any]]:
@@ -271,8 +258,8 @@ def _rates(plan: Mapping[str, Any]) -> str:
     tuned = plan.get("tuned")
     if isinstance(tuned, Mapping):
         return (
-            f"the best of {tuned['rates']} tried for each method, half a power of ten apart, at "
-            f"seed {tuned['seed']}, whose runs do not count here"
+            f"for each method the best of those tried, half a power of ten apart, at seeds "
+            f"{' and '.join(map(str, tuned['seeds']))}: {tuning_cost(plan)}, not counted here"
         )
     if plan["kind"] == "experiment":
         return f"{usual_rates(plan)}, not tuned here"
@@ -295,19 +282,16 @@ def _unique(values: Any) -> str:
     return "; ".join(dict.fromkeys(v for v in values if v))
 
 
-def _reproduce_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+def _reproduce(runs: Sequence[RunRecord]) -> str:
     commit = next(
         (v["commit"] for r in runs if (v := r.start.get("versions") or {}).get("commit")), ""
     )
-    words = plan.get("command") or _command(plan)
-    code = f"<pre><code>{escape(words)}</code></pre>"
     where = f" at commit {commit}" if commit else ""
-    note = (
+    return (
         f"With aliceopt{where}. Seeds fix the weights, the order of the data and the probes; on a "
         "CPU the same versions and number of threads give the same results to the bit. The "
         "records beside this file hold every number shown here."
     )
-    return _section("How to reproduce it", f"{code}<p>{escape(note)}</p>")
 
 
 def _command(plan: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""The tables of a report, as markup: methods, comparisons, settings, runs."""
+"""The tables of a report: methods, comparisons, settings, runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aliceopt.lab.records import RunRecord
@@ -16,7 +16,6 @@ from aliceopt.lab.results.numbers import (
     show_value,
     signed,
 )
-from aliceopt.lab.results.report_page import escape
 from aliceopt.lab.results.summary import (
     MethodSummary,
     Summary,
@@ -26,7 +25,7 @@ from aliceopt.lab.results.summary import (
     reason,
 )
 
-__all__ = ["comparison_table", "method_table", "run_table", "settings_table"]
+__all__ = ["Table", "comparison_table", "method_table", "run_table", "settings_table"]
 
 
 class Cell(NamedTuple):
@@ -36,12 +35,6 @@ class Cell(NamedTuple):
     value: float | None = None
     number: bool = False
     wrap: bool = False
-
-    def html(self) -> str:
-        """The cell as markup."""
-        kind = "" if self.number else f' class="text{" wrap" if self.wrap else ""}"'
-        sort = f' data-value="{"" if self.value is None else repr(self.value)}"'
-        return f"<td{kind}{sort if self.number else ''}>{escape(self.text)}</td>"
 
 
 class Row(NamedTuple):
@@ -53,41 +46,20 @@ class Row(NamedTuple):
     best: bool = False
 
 
-def table(
-    caption: str, heads: Sequence[str], rows: Iterable[Row], *, filtered: bool = False
-) -> str:
-    """A table that scrolls within its own box and sorts when scripts are on.
+class Table(NamedTuple):
+    """A table; a head that begins with a space is of a column of text."""
 
-    A head that begins with a space is of a column of text.
-    """
-    top = "".join(f'<th scope="col"{_text(head)}>{escape(head.strip())}</th>' for head in heads)
-    body = "\n".join(
-        f'<tr data-family="{escape(row.family)}"{_best(row)}>'
-        f'<th scope="row">{escape(row.name)}</th>'
-        f"{''.join(cell.html() for cell in row.cells)}</tr>"
-        for row in rows
-    )
-    mark = " data-filter" if filtered else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f'<table class="sortable"{mark}><thead><tr>{top}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody></table></div>"
-    )
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Row]
+    filtered: bool = False
 
 
-def _text(head: str) -> str:
-    return ' class="text"' if head.startswith(" ") else ""
-
-
-def _best(row: Row) -> str:
-    return ' class="best"' if row.best else ""
-
-
-def method_table(plan: Mapping[str, Any], summary: Summary) -> str:
+def method_table(plan: Mapping[str, Any], summary: Summary) -> Table:
     """Results and costs by method; the best median of each family stands out."""
     paper = plan.get("paper") or {}
     best = {s.method for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
-    heads = ["Method", "Min", "Median", "Max", *(["Paper's median"] if paper else [])]
+    heads = ["Method", "Rate", "Min", "Median", "Max", *(["Paper's median"] if paper else [])]
     heads += [
         "Gradients",
         "Time",
@@ -98,7 +70,8 @@ def method_table(plan: Mapping[str, Any], summary: Summary) -> str:
     ]
     rows = []
     for s in summary.methods:
-        cells = [_result(v, plan) for v in (s.low, s.median, s.high)]
+        cells = [_rate(plan, s.method)]
+        cells += [_result(v, plan) for v in (s.low, s.median, s.high)]
         if paper:
             mine = paper.get(s.method)
             cells.append(_result(mine[len(mine) // 2] if mine else None, plan))
@@ -106,7 +79,7 @@ def method_table(plan: Mapping[str, Any], summary: Summary) -> str:
         cells += [_count(s.to_target_gradients), _time(s.to_target_seconds)]
         cells += [_reached(s), Cell(describe_finished(s))]
         rows.append(Row(s.label, cells, s.family, s.method in best))
-    return table("Results by method", heads, rows, filtered=True)
+    return Table("Results by method", heads, rows, filtered=True)
 
 
 def _result(value: float | None, plan: Mapping[str, Any]) -> Cell:
@@ -117,6 +90,11 @@ def _count(value: float | None) -> Cell:
     return Cell(show_count(value), value, number=True)
 
 
+def _rate(plan: Mapping[str, Any], method: str) -> Cell:
+    rate = plan["methods"][method].get("options", {}).get("lr")
+    return Cell("\u2013" if rate is None else f"{rate:.3g}", rate, number=True)
+
+
 def _time(value: float | None) -> Cell:
     return Cell(show_seconds(value), value, number=True)
 
@@ -125,7 +103,7 @@ def _reached(s: MethodSummary) -> Cell:
     return Cell(f"{s.reached} of {s.judged}", float(s.reached), number=True)
 
 
-def comparison_table(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> str:
+def comparison_table(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> Table:
     """Every comparison with its interval, corrected p-value and verdict."""
     rows = []
     for c in comparisons:
@@ -143,7 +121,7 @@ def comparison_table(plan: Mapping[str, Any], comparisons: Sequence[Comparison])
         ]
         rows.append(Row(_names(plan, c), cells, best=c.verdict in ("better", "worse")))
     heads = ["First compared to second", "Seeds", "Mean gain", "95% interval", "Corrected p"]
-    return table("Comparisons", [*heads, " Verdict on the first"], rows)
+    return Table("Comparisons", [*heads, " Verdict on the first"], rows)
 
 
 def _p(value: float) -> str:
@@ -157,7 +135,7 @@ def _names(plan: Mapping[str, Any], c: Comparison) -> str:
     return f"{first} to no term" if c.question == "terms" else f"the best, {first}, to {second}"
 
 
-def settings_table(plan: Mapping[str, Any]) -> str:
+def settings_table(plan: Mapping[str, Any]) -> Table:
     """Every method with the options it ran with."""
     rows = []
     tuned = plan.get("tuned")
@@ -165,9 +143,8 @@ def settings_table(plan: Mapping[str, Any]) -> str:
     for method, about in plan["methods"].items():
         options = {k: v for k, v in about.get("options", {}).items() if k not in ("terms", "step")}
         shown = ", ".join(f"{k} {_plain(v)}" for k, v in options.items() if k != "lr")
-        rate = options.get("lr")
         cells = [
-            Cell("\u2013" if rate is None else f"{rate:.3g}", rate, number=True),
+            _rate(plan, method),
             *([Cell(_tried(chosen.get(method, {})))] if chosen else []),
             Cell(str(about.get("terms") or "\u2013")),
             Cell(str(about.get("step") or "\u2013")),
@@ -175,12 +152,12 @@ def settings_table(plan: Mapping[str, Any]) -> str:
         ]
         rows.append(Row(about["label"], cells, about["family"]))
     heads = ["Method", "Learning rate", *([" Of those tried"] if chosen else [])]
-    return table("Settings by method", [*heads, " Terms", " Step", " Other options"], rows)
+    return Table("Settings by method", [*heads, " Terms", " Step", " Other options"], rows)
 
 
 def _tried(chosen: Mapping[str, Any]) -> str:
     edge = " (at the edge)" if chosen.get("edge") else ""
-    return ", ".join(f"{rate:.3g}" for rate in chosen.get("tried", ())) + edge
+    return ", ".join(f"{tried['lr']:.3g}" for tried in chosen.get("tried", ())) + edge
 
 
 def _plain(value: Any) -> str:
@@ -189,7 +166,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def run_table(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+def run_table(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Table:
     """Every planned run, whatever became of it."""
     rows = []
     for run in runs:
@@ -205,4 +182,4 @@ def run_table(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
         ]
         rows.append(Row(run.label, cells, plan["methods"][run.method]["family"]))
     heads = ["Method", "Seed", " Status", "Final", "Best on the way", "Gradients", "Time"]
-    return table("All runs", [*heads, " Reason"], rows)
+    return Table("All runs", [*heads, " Reason"], rows)

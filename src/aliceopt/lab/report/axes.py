@@ -1,0 +1,93 @@
+"""Where numbers stand on a plot: scales that one bad run cannot spoil, and round ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+__all__ = ["Axis", "limits", "short"]
+
+_FAR = 60.0  # percent beyond an edge, where whatever is further away is drawn
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A stretch of numbers, linear or logarithmic, as percent of a plot."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @classmethod
+    def around(cls, values: Sequence[float], *, log: bool = False) -> Axis:
+        """With all values inside; some room if there is but one."""
+        low, high = min(values), max(values)
+        if log:
+            return cls(low / 1.3, high * 1.3, log=True)
+        pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        return cls(low - pad, high + pad)
+
+    def at(self, value: float) -> float:
+        """Percent from the low end; what is far outside stands a little outside."""
+        low, high, here = self.low, self.high, value
+        if self.log:
+            low, high, here = math.log(low), math.log(high), math.log(max(value, 1e-300))
+        share = 100 * (here - low) / ((high - low) or 1.0)
+        return round(min(100 + _FAR, max(-_FAR, share)), 2)
+
+    def ticks(self, most: int = 5) -> list[tuple[float, str]]:
+        """Round numbers inside, with their places.
+
+        >>> [text for _, text in Axis(0.0, 7.0).ticks()], [t for _, t in Axis(2, 70, True).ticks()]
+        (['0', '2', '4', '6'], ['2', '5', '10', '20', '50'])
+        """
+        found = self._decades(most) if self.log else self._multiples(most)
+        return [(self.at(value), short(value)) for value in found]
+
+    def _multiples(self, most: int) -> list[float]:
+        step = 10.0 ** math.floor(math.log10((self.high - self.low) / most))
+        while self.low // step + most < self.high // step:
+            step *= 2 if f"{step:e}"[0] != "2" else 2.5
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [round(k * step, 12) for k in range(first, last + 1)]
+
+    def _decades(self, most: int) -> list[float]:
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for parts in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+            values = [part * 10.0**power for power in powers for part in parts]
+            inside = [value for value in values if self.low <= value <= self.high]
+            if len(inside) <= most + 2:
+                return inside
+        return inside[:: -(-len(inside) // most)]
+
+
+def short(value: float) -> str:
+    """A number in as few characters as it takes.
+
+    >>> short(0.0005), short(0.002), short(0.25), short(20000.0)
+    ('5e-4', '0.002', '0.25', '20k')
+    """
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k"
+    plain = f"{value:.6g}".replace("-", "\u2212")
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return plain if len(plain) <= 5 else f"{float(mantissa):g}e{int(exponent)}"
+
+
+def limits(values: Sequence[float], better: str) -> tuple[float, float]:
+    """A range for results, in which a few failures on the bad side do not hide the rest.
+
+    Values further below the median than three times the best value or the lower quartile is from
+    it are left outside.
+    """
+    sign = 1 if better == "higher" else -1
+    ordered = sorted(sign * v for v in values)
+    middle, top = median(ordered), ordered[-1]
+    quartile = ordered[len(ordered) // 4]
+    reach = 3 * max(top - middle, middle - quartile, 1e-3 * abs(middle), 1e-12)
+    bottom = min(v for v in ordered if v >= middle - reach)
+    pad = 0.1 * max(top - bottom, 1e-3 * abs(middle), 1e-12)
+    low, high = sorted((sign * (bottom - pad), sign * (top + pad)))
+    return low, high

@@ -1,0 +1,165 @@
+"""Rows of a plot: differences with their intervals, and results seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from aliceopt.lab.report.axes import Axis, limits
+from aliceopt.lab.results.comparisons import Comparison
+from aliceopt.lab.results.describe import STEP_NAMES, combination
+from aliceopt.lab.results.numbers import (
+    decimals,
+    show_count,
+    show_range,
+    show_seconds,
+    show_value,
+    signed,
+    unit,
+)
+from aliceopt.lab.results.summary import MethodSummary, Summary, finals
+
+__all__ = ["Strip", "Strips", "forest", "result_strips", "term_strips"]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One row: places in percent, what they say in words, and whether it stands out."""
+
+    method: str
+    label: str
+    family: str
+    text: str
+    dots: list[float]
+    middle: float
+    low: float | None = None
+    high: float | None = None
+    sure: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Rows over one axis; ``zero`` is the place of no difference, if it means anything."""
+
+    axis: str
+    ticks: list[tuple[float, str]]
+    rows: list[Strip]
+    zero: float | None = None
+    alt: str = field(default="")
+
+
+def forest(
+    plan: Mapping[str, Any], comparisons: Sequence[Comparison], choice: str | None
+) -> Strips | None:
+    """How much worse than the best result every other method is, the nearest first."""
+    drawn = sorted((c for c in comparisons if c.question == "best"), key=lambda c: c.gain)
+    if not drawn:
+        return None
+    labels = {c.second: plan["methods"][c.second]["label"] for c in drawn}
+    notes = {choice: "use this"} if choice is not None else {}
+    best = plan["methods"][drawn[0].first]["label"]
+    axis = f"{_unit(plan)} behind {best}"
+    return _differences(plan, [(c.second, labels[c.second], c) for c in drawn], axis, notes)
+
+
+def term_strips(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> Strips | None:
+    """How much better than no term every term is, at the same kind of step; and NAQ than full."""
+    named = [
+        (c.first, combination(plan["methods"][c.first]), c)
+        for c in comparisons
+        if c.question == "terms"
+    ]
+    if not named:
+        return None
+    named += [
+        ("", f"{STEP_NAMES[c.first]} against {STEP_NAMES[c.second]}", c)
+        for c in comparisons
+        if c.question == "steps"
+    ]
+    return _differences(plan, named, f"{_unit(plan)} gained over no term", {})
+
+
+def _unit(plan: Mapping[str, Any]) -> str:
+    return unit(plan["metric"]).removeprefix("in ")
+
+
+def _differences(
+    plan: Mapping[str, Any],
+    named: Sequence[tuple[str, str, Comparison]],
+    title: str,
+    notes: Mapping[str, str],
+) -> Strips:
+    axis = _around_zero([c for _, _, c in named])
+    rows = []
+    for method, label, c in named:
+        ends = (None, None) if c.low is None or c.high is None else (c.low, c.high)
+        low, high = (None if end is None else axis.at(end) for end in ends)
+        sure = c.verdict in ("better", "worse")
+        rows.append(
+            Strip(
+                method=method,
+                label=label,
+                family=plan["methods"].get(method, {}).get("family", ""),
+                text=_difference(c),
+                dots=[axis.at(d) for d in c.differences],
+                middle=axis.at(c.gain),
+                low=low,
+                high=high,
+                sure=sure,
+                note=notes.get(method, ""),
+            )
+        )
+    alt = f"{title}: {'; '.join(f'{row.label} {row.text}' for row in rows)}."
+    return Strips(title, axis.ticks(), rows, axis.at(0.0), alt)
+
+
+def _difference(c: Comparison) -> str:
+    mean = signed(c.gain, max(1, decimals(abs(c.gain) / 2)))
+    if c.low is None or c.high is None:
+        return mean
+    places = max(1, decimals((c.high - c.low) / 2))
+    return f"{mean} ({show_range(c.low, c.high, places)})"
+
+
+def _around_zero(comparisons: Sequence[Comparison]) -> Axis:
+    """Zero and most of what was seen; intervals reach out of it where seeds are too few."""
+    sizes = [max(map(abs, c.differences)) for c in comparisons]
+    reach = 1.5 * (min(max(sizes), 4 * median(sizes)) or 1.0)
+    lows = [c.gain if c.low is None else c.low for c in comparisons]
+    highs = [c.gain if c.high is None else c.high for c in comparisons]
+    return Axis.around([max(min([0.0, *lows]), -reach), min(max([0.0, *highs]), reach)])
+
+
+def result_strips(plan: Mapping[str, Any], runs: Sequence[Any], summary: Summary) -> Strips | None:
+    """Final results by method, the best on top: a dot for every seed, and what a run took."""
+    values = finals(runs)
+    sign = -1 if plan["better"] == "higher" else 1
+    done = [s for s in summary.methods if s.median is not None]
+    done.sort(key=lambda s: sign * (s.median or 0.0))
+    if not done:
+        return None
+    shown = [v for s in done for v in values[s.method].values()]
+    axis = Axis(*limits(shown, plan["better"]))
+    rows = [
+        Strip(
+            method=s.method,
+            label=s.label,
+            family=s.family,
+            text=f"{show_count(s.gradients)} gradients, {show_seconds(s.seconds)}",
+            dots=[axis.at(v) for _, v in sorted(values[s.method].items())],
+            middle=axis.at(s.median or 0.0),
+            note=_lost(s),
+        )
+        for s in done
+    ]
+    told = [f"{s.label} {show_value(s.median, plan['metric'])}" for s in done]
+    title = f"final validation {plan['metric']}"
+    alt = f"Final {plan['metric']} by method, medians, best first: {', '.join(told)}."
+    return Strips(title, axis.ticks(), rows, None, alt)
+
+
+def _lost(s: MethodSummary) -> str:
+    return ", ".join(f"{s.counts[w]} {w}" for w in ("diverged", "failed") if s.counts[w])

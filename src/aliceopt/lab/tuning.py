@@ -1,0 +1,150 @@
+"""Each method's learning rate: a grid that grows until the best of it is inside.
+
+Three rates half a power of ten apart, the usual one in the middle, are tried at a first seed. While
+the lowest or the highest is best, one beyond it is tried, up to a limit. The best and its two
+neighbours are then tried at a second seed, and the best mean of both is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from aliceopt.lab.plan import Plan
+from aliceopt.lab.records import RunRecord, read_plan, read_runs
+from aliceopt.lab.study import TUNING_SEEDS, Study, Tried, rate_at
+
+__all__ = ["choice", "rounds", "tuned", "wanted"]
+
+FIRST, _ = TUNING_SEEDS
+START = (-1, 0, 1)
+"""Places on the grid, in halves of a power of ten from the usual rate, that are tried at once."""
+
+Rank = tuple[float, float]
+"""A result, smaller being better, and the loss for results that are equal; inf if it diverged."""
+Ends = Mapping[int, Mapping[int, Rank]]
+"""How one method ended, by place and seed."""
+
+
+def wanted(ends: Ends, most: int) -> set[tuple[int, int]]:
+    """Places and seeds to be tried next, at ``most`` places at most; none: `choice` may choose.
+
+    >>> sorted(wanted({-1: {1000: (3, 3)}, 0: {1000: (2, 2)}, 1: {1000: (1, 1)}}, most=5))
+    [(2, 1000)]
+    """
+    tried = sorted(ends)
+    best = _lowest({place: ranks[FIRST] for place, ranks in ends.items()})
+    if best in (tried[0], tried[-1]) and len(tried) < most:
+        return {(best - 1 if best == tried[0] else best + 1, FIRST)}
+    around = {place + side for place in (best, choice(ends)) for side in (-1, 0, 1)}
+    if len(around | set(tried)) > most:
+        around &= set(tried)
+    return {
+        (place, seed)
+        for place in around
+        for seed in TUNING_SEEDS
+        if seed not in ends.get(place, {})
+    }
+
+
+def choice(ends: Ends) -> int:
+    """The place with the best mean over both seeds; of equal ones, or if all diverged, the lowest.
+
+    Before any has both, the best at the first seed.
+    """
+    both = {
+        place: (fmean(result for result, _ in ranks.values()), fmean(x for _, x in ranks.values()))
+        for place, ranks in ends.items()
+        if len(ranks) == len(TUNING_SEEDS)
+    }
+    return _lowest(both or {place: ranks[FIRST] for place, ranks in ends.items()})
+
+
+def _lowest(ranks: Mapping[int, Rank]) -> int:
+    return min(sorted(ranks), key=ranks.__getitem__)
+
+
+def rounds(study: Study, folder: Path) -> Iterator[Plan]:
+    """Plans to be carried out in ``folder``/tuning, one after the other.
+
+    Each has the runs of the last, and the first those of a plan that is there already.
+    """
+    if study.most == 1:
+        return
+    tried = {(method, place, FIRST) for method in study.methods for place in START}
+    tried |= _tried(study, folder)
+    more = tried
+    while more:
+        tried |= more
+        yield study.tuning(tried)
+        found = _ends(study, _runs(study, folder, tried))
+        more = {(m, *new) for m, ends in found.items() for new in wanted(ends, study.most)}
+
+
+def tuned(study: Study, folder: Path) -> Plan:
+    """The study's plan with each method's best rate, read from the records of its tuning."""
+    if study.most == 1:
+        return study.final
+    runs = _runs(study, folder, _tried(study, folder))
+    found = _ends(study, runs)
+    methods, chosen = {}, {}
+    for key, method in study.methods.items():
+        best, tried = choice(found[key]), sorted(found[key])
+        methods[key] = {**method, "lr": rate_at(method["lr"], best)}
+        chosen[key] = {
+            "lr": methods[key]["lr"],
+            "edge": best in (tried[0], tried[-1]),
+            "tried": [
+                {
+                    "lr": rate_at(method["lr"], place),
+                    "finals": [runs[key, place, seed].final for seed in found[key][place]],
+                }
+                for place in tried
+            ],
+        }
+    about = {
+        "seeds": list(TUNING_SEEDS),
+        "most": study.most,
+        "runs": len(runs),
+        "gradients": sum(run.gradients for run in runs.values()),
+        "seconds": math.fsum(run.seconds for run in runs.values()),
+        "chosen": chosen,
+    }
+    return study.plan({"tuned": about}, methods, study.settings["seeds"])
+
+
+def _tried(study: Study, folder: Path) -> set[Tried]:
+    """The runs of the study's methods that the plan of its tuning names, if there is one."""
+    if not (folder / "tuning" / "plan.json").exists():
+        return set()
+    named = [
+        (re.fullmatch(r"(.+)-rate([+-]\d+)", run["method"]), run["seed"])
+        for run in read_plan(folder / "tuning")["runs"]
+    ]
+    found = {(name[1], int(name[2]), seed) for name, seed in named if name is not None}
+    return {run for run in found if run[0] in study.methods and run[2] in TUNING_SEEDS}
+
+
+def _runs(study: Study, folder: Path, tried: set[Tried]) -> dict[Tried, RunRecord]:
+    plan = study.tuning(tried)
+    found = {(r.method, r.seed): r for r in read_runs(folder / "tuning", plan.document)}
+    return {run: found[Study.name_of(*run[:2]), run[2]] for run in sorted(tried)}
+
+
+def _ends(study: Study, runs: Mapping[Tried, RunRecord]) -> dict[str, dict[int, dict[int, Rank]]]:
+    ends: dict[str, dict[int, dict[int, Rank]]] = {}
+    for (method, place, seed), run in runs.items():
+        rank = _rank(run, study.about["better"])
+        ends.setdefault(method, {}).setdefault(place, {})[seed] = rank
+    return ends
+
+
+def _rank(run: RunRecord, better: str) -> Rank:
+    if run.final is None:
+        return math.inf, math.inf
+    loss: Any = run.evaluations[-1]["loss"]
+    return -run.final if better == "higher" else run.final, math.inf if loss is None else loss
