@@ -135,6 +135,31 @@ def test_recomputing_asks_between_rounds_and_never_brings_a_weight_back():
         assert (seen[1][name] <= seen[0][name]).all()
 
 
+def test_rounds_can_go_by_scores_and_one_that_fails_undoes_those_before():
+    """Weights, gradients, buffers and random state to the bit; a mask of before is back."""
+    net = small_net().eval()
+
+    def measure():
+        if failing:
+            raise RuntimeError("out of memory")
+        return {name: w.values().abs() for name, w in weights_of(net).items()}
+
+    failing = False
+    first = measure()
+    failing, before = True, everything_of(net)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prune(net, first, 0.8, recompute=2, measure=measure)
+    assert all(map(torch.equal, everything_of(net), before))
+    assert not torch_prune.is_pruned(net)
+    prune(net, first, 0.3)
+    before = everything_of(net)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prune(net, first, 0.8, recompute=2, measure=measure)
+    assert all(map(torch.equal, everything_of(net), before))
+    failing = False
+    assert prune(net, first, 0.75, recompute=2, measure=measure).sparsity == 0.75
+
+
 def test_masked_weights_stay_removed_in_training():
     net = small_net()
     prune(net, measured(net), 0.5)

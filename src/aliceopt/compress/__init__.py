@@ -4,18 +4,21 @@
 `sensitivity`              how the loss minds a move of every weight, from ordinary gradients
 `predicted_increase`       what removing a set of weights should cost, by Theorem 4's terms
 `prune`                    masks, as torch.nn.utils.prune has them: unstructured or 2:4
+`sparsegpt`                masks that also update what stays, by layer, without gradients
 `recalibrate`              BatchNorm statistics of what is left
 `bits`                     how many bits every layer deserves, and the scales to round with
 ========================== ======================================================================
 """
 
 from .averages import TERMS, Sensitivity
-from .criteria import CRITERIA, input_norms, scores, tempering
+from .criteria import CRITERIA, scores, tempering
 from .increase import Increase, measured_increase, predicted_increase, removal
+from .inputs import input_norms
 from .pruning import Pruned, masks_of, prune, tempering_for
 from .recalibration import recalibrate
 from .rounding import Rounding, bits, rounded
 from .sensitivity import default_radius, sensitivity
+from .sparsegpt import sparsegpt
 from .weights import Weight, weights_of
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "rounded",
     "scores",
     "sensitivity",
+    "sparsegpt",
     "tempering",
     "tempering_for",
     "weights_of",

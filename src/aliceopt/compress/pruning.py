@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -44,14 +45,14 @@ def prune(
     radius: float | None = None,
     temper: float = 1.0,
     recompute: int = 1,
-    measure: Callable[[], Sensitivity] | None = None,
+    measure: Callable[[], Sensitivity | Mapping[str, Tensor]] | None = None,
 ) -> Pruned:
     """Mask the least of a model's weights, in place.
 
     Every layer gets the buffer ``weight_mask`` and the parameter ``weight_orig``, as
     torch.nn.utils.prune does it: masked weights stay zero in training, and
     ``torch.nn.utils.prune.remove(layer, "weight")`` makes it final. If anything is wrong, nothing
-    is changed; only a ``measure`` that fails between two rounds leaves those that were done.
+    is changed, whichever round it was.
 
     Args:
         model: its linear and convolution layers, see `weights_of`.
@@ -64,30 +65,48 @@ def prune(
         criterion: see `scores`.
         radius: which, of a sensitivity that has several.
         temper: see `scores`.
-        recompute: rounds, between which ``measure`` is asked for a new sensitivity; the share that
-            is kept falls by the same factor in each.
+        recompute: rounds, between which ``measure`` is asked for a new sensitivity, or scores; the
+            share that is kept falls by the same factor in each.
         measure: measures the model as it is then.
     """
     _check(sparsity, scope, structure, recompute, measure)
-    if recompute > 1 and not isinstance(measured, Sensitivity):
-        raise ValueError("recompute needs a sensitivity to start from, not scores")
-    kept = 1 - sparsity
-    found = None
-    for turn in range(1, recompute + 1):
-        if turn > 1:
-            assert measure is not None
-            measured = measure()
-        share = 1 - kept ** (turn / recompute)
-        worth = (
-            scores(model, measured, criterion, radius=radius, temper=temper)
-            if isinstance(measured, Sensitivity)
-            else dict(measured)
-        )
-        weights, worth = _fitting(model, worth, share)
-        chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
-        found = _apply(weights, chosen, dense)
-    assert found is not None
+    with undone_if_it_fails(weights_of(model)):
+        for turn in range(1, recompute + 1):
+            if turn > 1 and measure is not None:
+                measured = measure()
+            share = 1 - (1 - sparsity) ** (turn / recompute)
+            worth = (
+                scores(model, measured, criterion, radius=radius, temper=temper)
+                if isinstance(measured, Sensitivity)
+                else dict(measured)
+            )
+            weights, worth = _fitting(model, worth, share)
+            chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
+            found = apply_masks(weights, chosen, dense)
     return found
+
+
+@contextmanager
+def undone_if_it_fails(weights: Mapping[str, Weight]) -> Iterator[None]:
+    """Within, masks that were made go again if anything is raised, and older ones come back."""
+    before = {name: weight.mask for name, weight in weights.items()}
+    try:
+        yield
+    except BaseException:
+        for name, weight in weights.items():
+            _put_back(weight.layer, before[name])
+        raise
+
+
+def _put_back(layer: nn.Module, mask: Tensor | None) -> None:
+    if not hasattr(layer, "weight_mask"):
+        return
+    if mask is not None:
+        layer.weight_mask = mask
+        layer.weight = layer.weight_orig * mask
+    else:
+        layer.weight_mask.fill_(1)  # so that making it final changes no weight
+        torch_prune.remove(layer, "weight")
 
 
 def masks_of(
@@ -99,7 +118,7 @@ def masks_of(
     """
     if structure == "2:4":
         fit = {name: score for name, score in worth.items() if score.flatten(1).shape[1] % 4 == 0}
-        masks = {name: _two_of_four(score) for name, score in fit.items()}
+        masks = {name: two_of_four(score) for name, score in fit.items()}
         return masks, tuple(name for name in worth if name not in fit)
     if scope == "row":
         return {name: _by_row(score, sparsity) for name, score in worth.items()}, ()
@@ -154,7 +173,8 @@ def _sizes(found: Sensitivity, criterion: str) -> dict[str, Tensor]:
     return found.curvature(CRITERIA[criterion][0][0])
 
 
-def _two_of_four(score: Tensor) -> Tensor:
+def two_of_four(score: Tensor) -> Tensor:
+    """The mask that keeps the better two of every four neighbours in a row."""
     fours = score.flatten(1).unflatten(1, (-1, 4))
     best = fours.topk(2, dim=-1).indices
     mask = torch.zeros_like(fours, dtype=torch.bool).scatter_(-1, best, True)
@@ -218,9 +238,10 @@ def _fitting(
     return weights, {**worth, **first}
 
 
-def _apply(
-    weights: Mapping[str, Weight], masks: Mapping[str, Tensor], dense: tuple[str, ...]
+def apply_masks(
+    weights: Mapping[str, Weight], masks: Mapping[str, Tensor], dense: tuple[str, ...] = ()
 ) -> Pruned:
+    """Put masks on layers, as torch.nn.utils.prune does it."""
     for name, mask in masks.items():
         torch_prune.custom_from_mask(weights[name].layer, "weight", mask)
     sizes = {name: weight.parameter.numel() for name, weight in weights.items()}
