@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -89,16 +89,16 @@ def prune(
 @contextmanager
 def undone_if_it_fails(weights: Mapping[str, Weight]) -> Iterator[None]:
     """Within, masks that were made go again if anything is raised, and older ones come back."""
-    before = {name: weight.mask for name, weight in weights.items()}
+    before = [(w.layer, w.mask, list(w.layer._parameters)) for w in weights.values()]
     try:
         yield
     except BaseException:
-        for name, weight in weights.items():
-            _put_back(weight.layer, before[name])
+        for layer, mask, order in before:
+            _put_back(layer, mask, order)
         raise
 
 
-def _put_back(layer: nn.Module, mask: Tensor | None) -> None:
+def _put_back(layer: nn.Module, mask: Tensor | None, order: Sequence[str]) -> None:
     if not hasattr(layer, "weight_mask"):
         return
     if mask is not None:
@@ -107,6 +107,8 @@ def _put_back(layer: nn.Module, mask: Tensor | None) -> None:
     else:
         layer.weight_mask.fill_(1)  # so that making it final changes no weight
         torch_prune.remove(layer, "weight")
+        for name in order:  # which an optimizer goes by
+            layer._parameters[name] = layer._parameters.pop(name)
 
 
 def masks_of(
