@@ -150,13 +150,12 @@ def test_features_that_are_never_met_go_first():
         ({"damping": 0.0}, r"damping must be a number in \(0, inf\), got 0.0"),
         ({"batches": []}, "there are no batches"),
         ({"batches": some_batches(1) + [(torch.full((8, 1, 6, 6), math.nan), None)]}, "not finite"),
-        ({"batches": some_batches(1) + ["bad"]}, "."),
     ],
 )
 def test_bad_input_gets_one_sentence_and_changes_nothing(asked, told):
     net = small_net().eval()
     before = everything_of(net)
-    with pytest.raises((ValueError, TypeError), match=told):
+    with pytest.raises(ValueError, match=told):
         sparsegpt(net, lambda batch: net(batch[0]), **{"batches": some_batches(1), **asked})
     assert all(map(torch.equal, everything_of(net), before))
     assert not torch_prune.is_pruned(net)
