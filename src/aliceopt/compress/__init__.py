@@ -4,7 +4,8 @@
 `sensitivity`              how the loss minds a move of every weight, from ordinary gradients
 `predicted_increase`       what removing a set of weights should cost, by Theorem 4's terms
 `prune`                    masks, as torch.nn.utils.prune has them: unstructured or 2:4
-`sparsegpt`                masks that also update what stays, by layer, without gradients
+`sparsegpt`                SparseGPT: masks by layer, and an update of what stays
+`refit`                    what masks have left, fitted to the outputs of before
 `recalibrate`              BatchNorm statistics of what is left
 `bits`                     how many bits every layer deserves, and the scales to round with
 ========================== ======================================================================
@@ -16,6 +17,7 @@ from .increase import Increase, measured_increase, predicted_increase, removal
 from .inputs import input_norms
 from .pruning import Pruned, masks_of, prune, tempering_for
 from .recalibration import recalibrate
+from .refitting import refit
 from .rounding import Rounding, bits, rounded
 from .sensitivity import default_radius, sensitivity
 from .sparsegpt import sparsegpt
@@ -37,6 +39,7 @@ __all__ = [
     "predicted_increase",
     "prune",
     "recalibrate",
+    "refit",
     "removal",
     "rounded",
     "scores",

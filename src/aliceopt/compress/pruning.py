@@ -101,11 +101,11 @@ def undone_if_it_fails(weights: Mapping[str, Weight]) -> Iterator[None]:
 def _put_back(layer: nn.Module, mask: Tensor | None, order: Sequence[str]) -> None:
     if not hasattr(layer, "weight_mask"):
         return
+    trained = layer.get_parameter("weight_orig")
+    layer.weight_mask = torch.ones_like(trained) if mask is None else mask
     if mask is not None:
-        layer.weight_mask = mask
-        layer.weight = layer.weight_orig * mask
+        layer.weight = trained * mask
     else:
-        layer.weight_mask.fill_(1)  # so that making it final changes no weight
         torch_prune.remove(layer, "weight")
         for name in order:  # which an optimizer goes by
             layer._parameters[name] = layer._parameters.pop(name)

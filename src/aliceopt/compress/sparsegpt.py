@@ -14,16 +14,14 @@ the inverse of H, ``H^-1 = U'U``: ``V[j, :] = U_jj U[j, j:]``. Needs forward pas
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..sharding import is_dtensor
-from .inputs import check_called, listening
-from .pruning import Pruned, apply_masks, two_of_four, undone_if_it_fails
+from .layerwise import check_damping, damped, layer_by_layer
+from .pruning import Pruned, apply_masks, two_of_four
 from .weights import Weight, weights_of
 
 __all__ = ["reconstruct", "sparsegpt"]
@@ -60,23 +58,19 @@ def sparsegpt(
         damping: added to the diagonal of H, in units of its mean.
     """
     _check(sparsity, structure, damping)
-    weights, kept = weights_of(model, names), list(batches)
-    for name, weight in weights.items():
-        if is_dtensor(weight.parameter):
-            raise ValueError(f"{name!r} is sharded: prune the whole model in one process")
-    fours = structure == "2:4"
-    order = _call_order(weights, forward, kept)
-    dense = [n for n in order if fours and weights[n].parameter[0].numel() % 4]
-    home = {name: weight.parameter.clone() for name, weight in weights.items()}
-    try:
-        with undone_if_it_fails(weights):
-            for name in order:
-                if name not in dense:
-                    _prune_layer(weights[name], forward, kept, None if fours else sparsity, damping)
-    except BaseException:
-        for name, weight in weights.items():
-            weight.parameter.copy_(home[name])
-        raise
+    share = None if structure == "2:4" else sparsity
+    weights = weights_of(model, names)
+    dense = [n for n, w in weights.items() if share is None and w.parameter[0].numel() % 4]
+
+    def change(weight: Weight, gram: Tensor) -> None:
+        if weight.name not in dense:
+            rows = weight.values().flatten(1)
+            gone = None if weight.mask is None else (weight.mask == 0).flatten(1)
+            new, mask = reconstruct(rows, gram, share, gone=gone, damping=damping)
+            weight.parameter.copy_(new.view_as(weight.parameter))
+            apply_masks({weight.name: weight}, {weight.name: mask.view_as(weight.parameter)})
+
+    layer_by_layer(weights, forward, list(batches), change)
     return apply_masks(weights_of(model, names), {}, tuple(dense))
 
 
@@ -87,47 +81,7 @@ def _check(sparsity: float, structure: str, damping: float) -> None:
         raise ValueError(f"structure must be one of unstructured, 2:4; got {structure!r}")
     if structure == "2:4" and sparsity != 0.5:
         raise ValueError(f"2:4 removes one half; got sparsity {sparsity!r}")
-    if not isinstance(damping, int | float) or not 0 < damping < math.inf:
-        raise ValueError(f"damping must be a number in (0, inf), got {damping!r}")
-
-
-def _call_order(
-    weights: Mapping[str, Weight], forward: Callable[[Any], Any], batches: Sequence[Any]
-) -> list[str]:
-    if not batches:
-        raise ValueError("there are no batches: nothing was pruned")
-    order: dict[str, None] = {}
-    with listening(weights, lambda name, inputs: order.setdefault(name)):
-        forward(batches[0])
-    check_called(weights, order)
-    return list(order)
-
-
-def _prune_layer(
-    weight: Weight,
-    forward: Callable[[Any], Any],
-    batches: Sequence[Any],
-    sparsity: float | None,
-    damping: float,
-) -> None:
-    """One layer, with inputs as they are now."""
-    grams: list[Tensor] = []
-
-    def hear(name: str, inputs: Tensor) -> None:
-        gram = (inputs.T @ inputs).double()
-        grams[:] = [gram + grams[0]] if grams else [gram]
-
-    with listening({weight.name: weight}, hear):
-        for batch in batches:
-            forward(batch)
-    if not grams[0].isfinite().all():
-        raise ValueError(f"the inputs of {weight.name!r} are not finite")
-    rows = weight.values().flatten(1)
-    gone = None if weight.mask is None else (weight.mask == 0).flatten(1)
-    new, mask = reconstruct(rows, grams[0], sparsity, gone=gone, damping=damping)
-    shape = weight.parameter.shape
-    weight.parameter.copy_(new.view(shape))
-    apply_masks({weight.name: weight}, {weight.name: mask.view(shape)})
+    check_damping(damping)
 
 
 def reconstruct(
@@ -144,11 +98,8 @@ def reconstruct(
     """
     w, n = weight.double().clone(), weight.shape[1]
     gone = torch.zeros_like(w, dtype=torch.bool) if gone is None else gone
-    unmet = gram.diagonal() == 0
-    w[:, unmet] = 0  # what meets no input does nothing
-    h = gram.double() + unmet.double().diag()
-    h.diagonal().add_(damping * h.diagonal().mean())
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
+    w[:, gram.diagonal() == 0] = 0  # what meets no input does nothing
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped(gram, damping)))
     upper = torch.linalg.cholesky(inverse, upper=True)
     mask = torch.ones_like(w, dtype=torch.bool)
     for start in range(0, n, BLOCK):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import platform
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from aliceopt.lab.records import (
     Journal,
     RecordError,
     Silent,
+    device_name,
     load_checkpoint,
     run_folder,
     save_checkpoint,
@@ -41,7 +41,6 @@ from aliceopt.lab.records import (
 from aliceopt.lab.spec import Run
 from aliceopt.lab.stopping import Stop
 from aliceopt.lab.team import Team
-from aliceopt.lab.words import counted
 from aliceopt.lab.writing import WriteError
 from aliceopt.landscape import power_law
 
@@ -263,7 +262,7 @@ class _Training:
             run={"method": run.method, "label": run.label, "seed": run.seed},
             config=run.as_dict(),
             versions=versions(),
-            device=_device_name(self.device),
+            device=device_name(self.device),
             parameters=sum(p.numel() for p in self.model.parameters()),
             batches=len(self.data),
             data=self.problem.note,
@@ -392,9 +391,3 @@ class _Training:
         restore_host_states(host)
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda[0].cpu(), self.device)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"
