@@ -83,6 +83,7 @@ def compress(
     from aliceopt.lab import carry_out
     from aliceopt.lab.compression import ROWS, Ask
     from aliceopt.lab.lock import locked
+    from aliceopt.lab.trained import check_same
 
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
         shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
@@ -99,6 +100,8 @@ def compress(
         place = carry_out.devices(device)[0]
         stack.enter_context(locked(folder))
         runs = source.runs(numbers, folder)
+        for run in runs:
+            check_same(run, folder, checkpoint)
         _check_old(folder, runs, ask, layers, resume, overwrite)
         finished = _carry_out(folder, source, runs, place, ask, layers)
         _tell(folder, ask, layers)
@@ -193,8 +196,10 @@ def _carry_out(
 
 def _tell(folder: Path, ask: Ask, layers: float | None) -> None:
     """Print the tables of what was asked for, and write the report of all there is."""
+    from aliceopt.lab import carry_out
     from aliceopt.lab.compressing import asked_tables
     from aliceopt.lab.compression_records import read_folder
+    from aliceopt.lab.results.compression_report import write_compression_report
     from aliceopt.lab.results.compression_table import as_table
     from aliceopt.lab.terminal import stdout_console
 
@@ -204,4 +209,6 @@ def _tell(folder: Path, ask: Ask, layers: float | None) -> None:
         console.print(as_table(rows))
         for line in said:
             console.print(line, markup=False)
+    if lines:
+        say(f"report: {write_compression_report(folder, carry_out.command())}")
     say(f"networks and records: {folder}")

@@ -36,14 +36,14 @@ def layer_by_layer(
             raise ValueError(f"{name!r} is sharded: prune the whole model in one process")
     order = _call_order(weights, forward, batches)
     home = {name: weight.parameter.clone() for name, weight in weights.items()}
-    try:
-        with undone_if_it_fails(weights):
+    with undone_if_it_fails(weights):
+        try:
             for name in order:
                 change(weights[name], _gram(weights[name], forward, batches))
-    except BaseException:
-        for name, weight in weights.items():
-            weight.parameter.copy_(home[name])
-        raise
+        except BaseException:
+            for name, weight in weights.items():
+                weight.parameter.copy_(home[name])
+            raise
     return order
 
 

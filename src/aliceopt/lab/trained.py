@@ -23,7 +23,7 @@ from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import Progress, train
 from aliceopt.lab.writing import replacing
 
-__all__ = ["JOURNAL", "Batch", "Network", "network_of", "problem_run"]
+__all__ = ["JOURNAL", "Batch", "Network", "check_same", "check_source", "network_of", "problem_run"]
 
 Batch = tuple[Any, Any]
 
@@ -125,9 +125,10 @@ def network_of(
     run: Run, folder: Path, device: torch.device, checkpoint: Path | None = None
 ) -> Network:
     """Train, or go on with what the folder has; or read the weights of a checkpoint."""
-    place = run_folder(folder, run.method, run.seed)
     given = None if checkpoint is None else _weights(checkpoint)
-    _check_same(run, place, checkpoint)
+    made_by = check_same(run, folder, checkpoint)
+    with replacing(run_folder(folder, run.method, run.seed) / "network.json") as beside:
+        beside.write_text(made_by, encoding="utf-8")
     weights = _trained(run, folder, device) if given is None else given
     problem, precision = build_problem(run.problem, run.seed), run.training.precision
     set_products(precision)
@@ -162,10 +163,11 @@ def _trained(run: Run, folder: Path, device: torch.device) -> Mapping[str, Tenso
     return weights
 
 
-def _check_same(run: Run, place: Path, checkpoint: Path | None) -> None:
+def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     """A folder's network and its records are used again only for the run that made them.
 
-    Where the data lies makes no difference, nor how many threads there are.
+    Returns what the run is known by. Where the data lies makes no difference, nor how many threads
+    there are.
     """
     source = str(run.problem.get("function", "")).rpartition(":")[0]
     made_by = run.as_dict()
@@ -175,12 +177,12 @@ def _check_same(run: Run, place: Path, checkpoint: Path | None) -> None:
         content = file.read_bytes() if file is not None and file.is_file() else b""
         made_by[name] = hashlib.sha256(content).hexdigest()
     text = json.dumps(made_by, sort_keys=True, indent=1)
+    place = run_folder(folder, run.method, run.seed)
     path = place / "network.json"
     begun = any((place / name).exists() for name in ("checkpoint.pt", JOURNAL))
     if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
         raise PlanError(f"{str(place)!r} holds another network: choose another --out")
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+    return text
 
 
 def _weights(path: Path) -> Mapping[str, Tensor]:

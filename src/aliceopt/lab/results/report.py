@@ -26,7 +26,14 @@ from aliceopt.lab.results.describe import (
 from aliceopt.lab.results.deviations import remark
 from aliceopt.lab.results.finding import Finding, find
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
-from aliceopt.lab.results.report_page import data_uri, escape, page
+from aliceopt.lab.results.report_page import (
+    escape,
+    figures_section,
+    folded,
+    page,
+    pairs,
+    section,
+)
 from aliceopt.lab.results.report_tables import (
     comparison_table,
     method_table,
@@ -77,7 +84,7 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
         _header(plan, runs, summary),
         _finding_section(plan, runs, finding),
         _results_section(plan, runs, summary),
-        _figures_section([*others, *drawn]),
+        figures_section([*others, *drawn]),
         _missing_section(runs),
         _reading_section(plan),
         _setting_section(plan, runs, summary),
@@ -99,20 +106,6 @@ def _told_apart(plan: dict[str, Any]) -> dict[str, Any]:
 
 def _title(plan: Mapping[str, Any]) -> str:
     return str(plan.get("title") or plan.get("name") or "Report")
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>"
-
-
-def _folded(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
-
-
-def _pairs(pairs: Mapping[str, str]) -> str:
-    """A list of names and values; empty values are left out."""
-    told = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in pairs.items() if v)
-    return f"<dl>{''.join(told)}</dl>"
 
 
 def _header(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
@@ -150,8 +143,8 @@ def _finding_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], finding
         said = f"In {unit}; a positive gain is better. {precision_note(plan, runs)}"
         note = f'<p class="note">{escape(said)}</p>'
         title = "The comparison behind it" if count == 1 else f"The {count} comparisons behind it"
-        body += _folded(title, comparison_table(plan, finding.comparisons) + note)
-    return _section("Finding", body)
+        body += folded(title, comparison_table(plan, finding.comparisons) + note)
+    return section("Finding", body)
 
 
 def _unbroken(text: str) -> str:
@@ -177,7 +170,7 @@ def _results_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
     if plan["kind"] == "experiment":
         notes.append(remark(plan, runs))
     note = f'<p class="note">{escape(" ".join(filter(None, notes)))}</p>'
-    return _section("Results", method_table(plan, summary) + note)
+    return section("Results", method_table(plan, summary) + note)
 
 
 def _other_pictures(plan: Mapping[str, Any], folder: Path) -> list[Picture]:
@@ -193,18 +186,6 @@ def _other_pictures(plan: Mapping[str, Any], folder: Path) -> list[Picture]:
     return [Picture(p, title, caption, str(reference)) for p in found.values()]
 
 
-def _figures_section(pictures: Sequence[Picture]) -> str:
-    if not pictures:
-        return ""
-    shown = (
-        f"<figure><h3>{escape(p.question)}</h3>"
-        f'<img src="{data_uri(p.path)}" alt="{escape(p.alt)}">'
-        f"<figcaption>{escape(p.caption)}</figcaption></figure>"
-        for p in pictures
-    )
-    return _section("Figures", "\n".join(shown))
-
-
 def _missing_section(runs: Sequence[RunRecord]) -> str:
     """Runs without a result, by method, state and reason."""
     groups: dict[tuple[str, str, str], list[int]] = {}
@@ -212,17 +193,17 @@ def _missing_section(runs: Sequence[RunRecord]) -> str:
         if outcome(run) != "finished":
             groups.setdefault((run.label, outcome(run), reason(run)), []).append(run.seed)
     if not groups:
-        return _section("What is missing", "<p>Nothing: every planned run finished.</p>")
+        return section("What is missing", "<p>Nothing: every planned run finished.</p>")
     items = []
     for (label, status, why), seeds in groups.items():
         which = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
         why = f": {why}" if why else ""
         items.append(f"<li>{escape(f'{label}, {which}: {status}{why}')}</li>")
-    return _section("What is missing", f"<ul>{''.join(items)}</ul>")
+    return section("What is missing", f"<ul>{''.join(items)}</ul>")
 
 
 def _reading_section(plan: Mapping[str, Any]) -> str:
-    return _section("How to read this", _pairs(_READING))
+    return section("How to read this", pairs(_READING))
 
 
 def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
@@ -248,13 +229,13 @@ def _setting_section(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary
         f"{show_seconds(summary.seconds)} of training steps",
     }
     table = settings_table(plan) + _precision(plan, runs)
-    settings = _folded("Settings of every method", table)
-    return _section("How it was run", _pairs(facts) + settings)
+    settings = folded("Settings of every method", table)
+    return section("How it was run", pairs(facts) + settings)
 
 
 def _runs_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
     table = run_table(plan, runs) + _precision(plan, runs)
-    return _section("All runs", _folded(counted(len(runs), "planned run"), table))
+    return section("All runs", folded(counted(len(runs), "planned run"), table))
 
 
 def _precision(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
@@ -307,7 +288,7 @@ def _reproduce_section(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> st
         "CPU the same versions and number of threads give the same results to the bit. The "
         "records beside this file hold every number shown here."
     )
-    return _section("How to reproduce it", f"{code}<p>{escape(note)}</p>")
+    return section("How to reproduce it", f"{code}<p>{escape(note)}</p>")
 
 
 def _command(plan: Mapping[str, Any]) -> str:

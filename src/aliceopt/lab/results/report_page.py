@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["data_uri", "escape", "page"]
+if TYPE_CHECKING:
+    from aliceopt.lab.figures.study_look import Picture
+
+__all__ = ["data_uri", "escape", "figures_section", "folded", "page", "pairs", "section"]
 
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
@@ -151,6 +156,35 @@ def data_uri(path: Path) -> str:
     """A figure as an address that holds the whole file; .svg or .png."""
     content = base64.b64encode(path.read_bytes()).decode("ascii")
     return f"data:{_TYPES[path.suffix.lower()]};base64,{content}"
+
+
+def section(title: str, body: str) -> str:
+    """A part of the page under a heading; ``body`` is markup."""
+    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>"
+
+
+def folded(title: str, body: str) -> str:
+    """Markup that is shown on demand."""
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def pairs(named: Mapping[str, str]) -> str:
+    """A list of names and values; empty values are left out."""
+    told = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in named.items() if v)
+    return f"<dl>{''.join(told)}</dl>"
+
+
+def figures_section(pictures: Sequence[Picture]) -> str:
+    """Figures, each under its question; nothing if there are none."""
+    if not pictures:
+        return ""
+    shown = (
+        f"<figure><h3>{escape(p.question)}</h3>"
+        f'<img src="{data_uri(p.path)}" alt="{escape(p.alt)}">'
+        f"<figcaption>{escape(p.caption)}</figcaption></figure>"
+        for p in pictures
+    )
+    return section("Figures", "\n".join(shown))
 
 
 def page(title: str, body: str) -> str:
