@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from aliceopt.lab.calibration import PREDICTIONS, Calibration
-from aliceopt.lab.compression import Result, row_of
+from aliceopt.lab.compression import ROWS, Result, row_of
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
 
@@ -89,8 +89,13 @@ def sparsities(results: Iterable[Result]) -> list[float]:
 
 
 def criteria(results: Iterable[Result]) -> list[str]:
-    """In the order in which they were tried."""
-    return [name for name in dict.fromkeys(r.criterion for r in results) if name != "none"]
+    """In the order in which they are filed, and by radius."""
+    order = list(ROWS)
+
+    def place(name: str) -> tuple[int, float]:
+        return order.index(name.partition("@")[0]), row_of(name).radius or 0.0
+
+    return sorted({r.criterion for r in results if r.criterion != "none"}, key=place)
 
 
 def loss_at(results: Sequence[Result], criterion: str, sparsity: float) -> float:
