@@ -16,6 +16,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
+from aliceopt.lab import compression_records
 from aliceopt.lab.calibration import PREDICTIONS, calibrate
 from aliceopt.lab.compression import ROWS, Result
 from aliceopt.lab.problem import Problem
@@ -115,6 +116,106 @@ def test_training_with_the_masks_on_brings_loss_back(tmp_path, source):
     assert after["loss"] < before["loss"]
     kept = torch.load(tmp_path / "out/pruned-80-finetune-4.pt", weights_only=True)
     assert sum(int((kept[name] != 0).sum()) for name in ("0.weight", "3.weight")) == 32
+
+
+def test_an_interrupted_comparison_goes_on_behind_what_is_there(tmp_path, source, monkeypatch):
+    """Half a line at the end, as a kill leaves it, is made again, and nothing else."""
+    out, asked = tmp_path / "out", ["--sparsity", "0.5,0.8", "--gradients", 20]
+    asked += ["--criteria", "magnitude,curvature,refit", "--layers", "0.5"]
+    whole = tmp_path / "whole"
+    assert compress(source, "--out", whole, *asked).exit_code == 0
+    kept, done = compression_records.keep_result, []
+
+    def killed(*args: Any) -> None:
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        kept(*args)
+        done.append(args)
+
+    monkeypatch.setattr(compression_records, "keep_result", killed)
+    stopped = compress(source, "--out", out, *asked)
+    assert stopped.exit_code == 130
+    assert "the same command with --resume goes on" in stopped.output
+    monkeypatch.undo()
+    journal = out / "adamw/seed-0/compression.jsonl"
+    with journal.open("a") as file:
+        file.write('{"event": "pru')
+    before = records_of_complete(journal)
+    refused = compress(source, "--out", out, *asked)
+    assert refused.exit_code == 2
+    assert "has 3 of these results for seed 0 already: --resume" in refused.stderr
+    assert compress(source, "--out", out, *asked, "--resume").exit_code == 0
+    assert records_of(out)[:4] == before
+    new, old = (
+        [{k: v for k, v in line.items() if k not in ("date", "seconds")} for line in records_of(o)]
+        for o in (out, whole)
+    )
+    assert new == old
+
+
+def records_of_complete(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
+
+
+def test_rounds_share_the_gradients_and_fours_keep_two(tmp_path, source):
+    """In three rounds of 20 gradients each; 2:4 beside it in the same folder, one network."""
+    asked = ["--out", tmp_path / "out", "--criteria", "magnitude,curvature,trial,sparsegpt"]
+    result = compress(source, *asked, "--sparsity", "0.75", "--rounds", 3, "--gradients", 60)
+    assert result.exit_code == 0, result.output
+    lines = {line["criterion"]: line for line in records_of(tmp_path / "out")[1:]}
+    assert {n: line["gradients"] for n, line in lines.items()} == {
+        "magnitude": 0, "curvature": 60, "trial": 60, "sparsegpt": 0
+    }  # fmt: skip
+    assert all(line["removed"] == pytest.approx(0.75, abs=0.01) for line in lines.values())
+    result = compress(source, *asked, "--structure", "2:4", "--gradients", 20)
+    assert result.exit_code == 0, result.output
+    lines = {line["criterion"]: line for line in records_of(tmp_path / "out")[5:]}
+    assert [line["removed"] for line in lines.values()] == [0.5] * 4
+    kept = torch.load(tmp_path / "out/pruned-50-2-4.pt", weights_only=True)
+    assert ((kept["0.weight"].view(16, 2, 4) != 0).sum(-1) == 2).all()
+    report = (tmp_path / "out/report.html").read_text()
+    assert "60 gradients, in 3 rounds" in report
+    assert "2:4, 20 gradients" in report
+
+
+def test_results_are_kept_shown_and_filled_into_pages(tmp_path, source):
+    """Twice the same is kept once; another number is refused; a table is asked for by its kind."""
+    out, results = tmp_path / "out", tmp_path / "results"
+    asked = ["--out", out, "--sparsity", "0.5", "--gradients", 20, "--seeds", 2, "--layers", "0.5"]
+    compress(source, *asked, "--criteria", "magnitude,curvature,curvature@0.1,curvature@1e-3")
+
+    def keep(*words: object):
+        return CliRunner().invoke(build(), ["results", *map(str, words)], env={"COLUMNS": "160"})
+
+    told = keep("add", out, "--to", results)
+    assert "14 results added" in told.output, told.output
+    path = results / "compress-small.jsonl"
+    first = path.read_bytes()
+    assert "0 results added, 14 there already" in keep("add", out, "--to", results).output
+    assert path.read_bytes() == first
+    shown = keep("show", "compress-small", "--from", results).output
+    assert "20 gradients, 2 seeds" in shown
+    assert "rank correlation, 2 networks" in shown
+    page = tmp_path / "page.md"
+    places = ("compress small", "compress-radii small", "compress-layers small 0.5")
+    places += ("compress-lead small curvature magnitude 0.5 rounds=1",)
+    page.write_text("\n".join(f"<!-- results: {place} --><!-- end -->" for place in places))
+    assert keep("fill", page, "--from", results).exit_code == 0
+    text = page.read_text()
+    losses = [
+        x["loss"] for s in (0, 1) for x in records_of(out, s) if x.get("criterion") == "curvature"
+    ]
+    assert f"| h over a radius: h w\u00b2 | {sum(losses) / 2:.3f} / " in text.replace("**", "")
+    assert "the default | " in text
+    assert "difference " in text
+    page.write_text("<!-- results: compress small rounds=7 --><!-- end -->")
+    assert (
+        "0 tables fit 'rounds=7'; there are: 20 gradients"
+        in keep("fill", page, "--from", results).stderr
+    )
+    line = json.loads(first.splitlines()[-1])
+    path.write_text(json.dumps({**line, "loss": 7.5, "measured": 7.5}) + "\n")
+    assert keep("add", out, "--to", results).exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _both(w: Tensor, temper: float, h: Tensor, rho: Tensor) -> Tensor:
 
 
 def _inputs(w: Tensor, temper: float, norms: Tensor) -> Tensor:
-    return w.abs() * norms
+    return w.abs() * norms**temper
 
 
 def tempering(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
@@ -91,7 +91,7 @@ def scores(
     fisher      ``F^temper w^2``              squared gradients of batches; 1/2 is a good temper
     magnitude   ``|w|``
     taylor      ``|g w|``
-    wanda       ``|w| |x|``                   x: the layer's inputs, from `input_norms`
+    wanda       ``|w| |x|^temper``            x: inputs, from `input_norms`; torchao takes 2
     =========== ============================= ==================================================
 
     Weights that a mask has removed already score minus infinity.

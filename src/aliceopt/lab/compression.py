@@ -38,7 +38,10 @@ from aliceopt.lab.trained import Network
 __all__ = ["ROWS", "Ask", "Key", "Result", "Row", "compare", "row_of"]
 
 CALIBRATION_BATCHES = 50
-"""For BatchNorm statistics, and for criteria that need forward passes only."""
+"""For BatchNorm statistics and norms of inputs."""
+
+UPDATE_BATCHES = 20
+"""For updates of what stays, which go over them once a layer."""
 
 FINETUNE_RATE = 1e-3
 TRIAL_SHARE = 0.2
@@ -63,6 +66,9 @@ class Row(NamedTuple):
 ROWS: dict[str, Row] = {
     "magnitude": Row("magnitude", "magnitude", 0),
     "wanda": Row("Wanda: |w| times its inputs, by row", "wanda", 0, scope="row"),
+    "wanda-torchao": Row(
+        "Wanda as in torchao: |w| times inputs\u00b2", "wanda", 0, 2.0, scope="layer"
+    ),
     "sparsegpt": Row("SparseGPT: updates what stays, by layer", "sparsegpt", 0),
     "magnitude-refit": Row("magnitude, what stays fitted anew", "magnitude", 0, refit=True),
     "wanda-refit": Row("Wanda, what stays fitted anew", "wanda", 0, scope="row", refit=True),
@@ -227,7 +233,7 @@ class _Judge:
         self.radius = row.radius
         if row.gradients > 1 and self.radius is None:
             self.radius = default_radius(network.model)
-        self.temper = row.temper if row.gradients else None
+        self.temper = row.temper
         self.clock = Clock(network.device)
         self.first = 0, 0.0  # gradients and seconds that all sparsities share
         self.gradients = 0
@@ -300,7 +306,7 @@ class _Judge:
     def update(self, model: nn.Module, sparsity: float, structure: str) -> Pruned | None:
         """Update what stays, in place: as SparseGPT does it with its masks, or behind others."""
         self.clock.start()
-        seen = islice(self.network.batches(self.seed), CALIBRATION_BATCHES)
+        seen = islice(self.network.batches(self.seed), UPDATE_BATCHES)
 
         def forward(batch: Any) -> Any:
             return self.network.forward(batch, model)
