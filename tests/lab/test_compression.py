@@ -202,20 +202,32 @@ def test_results_are_kept_shown_and_filled_into_pages(tmp_path, source):
     page.write_text("\n".join(f"<!-- results: {place} --><!-- end -->" for place in places))
     assert keep("fill", page, "--from", results).exit_code == 0
     text = page.read_text()
-    losses = [
-        x["loss"] for s in (0, 1) for x in records_of(out, s) if x.get("criterion") == "curvature"
-    ]
+    lines = [*records_of(out, 0), *records_of(out, 1)]
+    losses = [line["loss"] for line in lines if line.get("criterion") == "curvature"]
     assert f"| h over a radius: h w\u00b2 | {sum(losses) / 2:.3f} / " in text.replace("**", "")
     assert "the default | " in text
     assert "difference " in text
     page.write_text("<!-- results: compress small rounds=7 --><!-- end -->")
-    assert (
-        "0 tables fit 'rounds=7'; there are: 20 gradients"
-        in keep("fill", page, "--from", results).stderr
-    )
+    refused = keep("fill", page, "--from", results).stderr
+    assert "0 tables fit 'rounds=7'; there are: 20 gradients" in refused
     line = json.loads(first.splitlines()[-1])
-    path.write_text(json.dumps({**line, "loss": 7.5, "measured": 7.5}) + "\n")
-    assert keep("add", out, "--to", results).exit_code == 2
+    path.write_text(json.dumps({**line, "loss": 7.5}) + "\n")
+    told = keep("add", out, "--to", results)
+    assert told.exit_code == 2
+    assert "with loss 7.5, and this one" in told.stderr
+    assert "--overwrite puts it in its place" in told.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_in_bfloat16_goes_the_same_ways(tmp_path, source):
+    """Every criterion, rounds, 2:4, fine-tuning and predictions, on CUDA."""
+    common = ["--out", tmp_path / "out", "--precision", "bf16", "--gradients", "40"]
+    for more in (["--layers", "0.5"], ["--rounds", "2"], ["--structure", "2:4"], ["--finetune", 1]):
+        words = ["compress", source, *common, *more, "--device", "cuda"]
+        result = CliRunner().invoke(build(), [*map(str, words)])
+        assert result.exit_code == 0, result.output
+    assert all(math.isfinite(line.get("loss", 0.0)) for line in records_of(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
