@@ -13,8 +13,11 @@ from .weights import Weight, weights_of
 
 __all__ = ["refit", "refitted"]
 
-_MOST = 2**27
-"""Numbers in memory for the systems that are solved at once."""
+_MOST = 1000
+"""Iterations; each comes nearer, so that stopping early is safe."""
+
+_NEAR = 1e-6
+"""Of the size of the right-hand side, what may be left of it."""
 
 
 @torch.no_grad()
@@ -29,9 +32,8 @@ def refit(
 
     For a model that `prune` has just masked: what is removed still stands under its mask, and is
     made up for. Forward passes only; layers in the order in which they are called, each with the
-    inputs that those before it give by then. If it fails, weights are as before. A row with k
-    weights left takes k^3 operations: hours for the widest language models, where `sparsegpt`'s
-    update in one sweep is the affordable one. Returns the names of the layers.
+    inputs that those before it give by then. If it fails, weights are as before. Returns the names
+    of the layers.
     """
     check_damping(damping)
     weights = {name: w for name, w in weights_of(model).items() if w.mask is not None}
@@ -50,21 +52,24 @@ def refit(
 def refitted(weight: Tensor, gram: Tensor, kept: Tensor, damping: float = 0.01) -> Tensor:
     """Rows w', zero where not kept, of least ``(w - w') H (w - w')``: ``H_kk w'_k = (H w)_k``.
 
-    Those with about as many weights left are solved together.
+    By conjugate gradients, scaled by the diagonal of H, all rows at once and each with its own
+    columns: an iteration is one product with H, whatever the masks are.
     """
-    h = damped(gram, damping)
-    target = weight.double() @ h
-    new = torch.zeros_like(target)
-    counts = kept.sum(1)
-    left = counts.argsort(descending=True)
-    while len(left) and (k := int(counts[left[0]])):
-        rows, left = left.tensor_split([max(1, _MOST // k**2)])
-        columns = kept[rows].int().argsort(dim=1, descending=True, stable=True)[:, :k]
-        there = kept[rows].gather(1, columns)
-        both = there[:, :, None] & there[:, None, :]
-        systems = torch.where(both, h[columns[:, :, None], columns[:, None, :]], 0.0)
-        systems += (~there).double().diag_embed()  # rows with fewer: their rest is zero
-        right = torch.where(there, target[rows].gather(1, columns), 0.0)
-        found = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(systems))[..., 0]
-        new[rows] = torch.zeros_like(target[rows]).scatter_(1, columns, found)
+    h, mask = damped(gram, damping), kept.double()
+    scale = mask / h.diagonal()
+    target = (weight.double() @ h) * mask
+    new = weight.double() * mask
+    rest = target - (new @ h) * mask
+    way = rest * scale
+    size, enough = (rest * way).sum(1), _NEAR**2 * (target.square() * scale).sum(1)
+    for _ in range(_MOST):
+        going = size > enough
+        if not going.any():
+            break
+        push = (way @ h) * mask
+        far = torch.where(going, size / (way * push).sum(1), 0.0)[:, None]
+        new += far * way
+        rest -= far * push
+        before, size = size, (rest.square() * scale).sum(1)
+        way = rest * scale + torch.where(going, size / before, 0.0)[:, None] * way
     return new.to(weight)
