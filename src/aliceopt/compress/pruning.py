@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +14,21 @@ from torch.nn.utils import prune as torch_prune
 
 from ..sharding import is_dtensor
 from .averages import Sensitivity
+from .channels import shrink
 from .criteria import CRITERIA, scores, tempering
 from .weights import Weight, weights_of
 
 __all__ = ["Pruned", "masks_of", "prune", "tempering_for"]
 
 SCOPES = ("global", "layer", "row")
-STRUCTURES = ("unstructured", "2:4")
+STRUCTURES = ("unstructured", "2:4", "channels")
 
 
 @dataclass(frozen=True)
 class Pruned:
     """What was removed: the share of all weights, and that of every layer.
 
+    If channels went, the first is the share of all parameters.
     ``dense`` names layers that 2:4 left alone, because their rows have no whole number of fours.
     """
 
@@ -46,6 +49,7 @@ def prune(
     temper: float = 1.0,
     recompute: int = 1,
     measure: Callable[[], Sensitivity | Mapping[str, Tensor]] | None = None,
+    inputs: Any = None,
 ) -> Pruned:
     """Mask the least of a model's weights, in place.
 
@@ -61,13 +65,16 @@ def prune(
             included; with "2:4" it is one half.
         scope: "global" compares all weights with each other; "layer" removes that share of each
             layer, and "row" of each of its outputs.
-        structure: "unstructured", or "2:4", two of every four neighbours in a row of inputs.
+        structure: "unstructured"; "2:4", two of every four neighbours in a row of inputs; or
+            "channels": then there are no masks but smaller layers, ``sparsity`` is the share of
+            the channels, and an optimizer has to be made anew.
         criterion: see `scores`.
         radius: which, of a sensitivity that has several.
         temper: see `scores`.
         recompute: rounds, between which ``measure`` is asked for a new sensitivity, or scores; the
             share that is kept falls by the same factor in each.
         measure: measures the model as it is then.
+        inputs: for "channels", a batch that the model can be called on.
     """
     _check(sparsity, scope, structure, recompute, measure)
     with undone_if_it_fails(weights_of(model)):
@@ -81,9 +88,19 @@ def prune(
                 else dict(measured)
             )
             weights, worth = _fitting(model, worth, share)
+            if structure == "channels":
+                return _smaller(model, worth, sparsity, inputs, scope)
             chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
             found = apply_masks(weights, chosen, dense)
     return found
+
+
+def _smaller(
+    model: nn.Module, worth: Mapping[str, Tensor], sparsity: float, inputs: Any, scope: str
+) -> Pruned:
+    before = sum(p.numel() for p in model.parameters())
+    layers = shrink(model, worth, sparsity, inputs, scope)
+    return Pruned(1 - sum(p.numel() for p in model.parameters()) / before, layers)
 
 
 @contextmanager
@@ -200,6 +217,11 @@ def _check(
     if structure == "2:4" and (sparsity != 0.5 or recompute != 1):
         raise ValueError(
             f"2:4 removes one half in one round; got sparsity {sparsity!r}, recompute {recompute!r}"
+        )
+    if structure == "channels" and (scope == "row" or recompute != 1):
+        raise ValueError(
+            "channels go in one round, with scope global or layer; got scope "
+            f"{scope!r}, recompute {recompute!r}"
         )
     if not isinstance(recompute, int) or isinstance(recompute, bool) or recompute < 1:
         raise ValueError(f"recompute must be a whole number >= 1, got {recompute!r}")
