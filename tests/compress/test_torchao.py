@@ -1,4 +1,4 @@
-"""Beside torchao: Wanda as it has it, to the mask."""
+"""Beside torchao: Wanda as it has it, to the mask; and layers that it holds in few bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aliceopt.compress import input_norms, prune, scores, weights_of
+from aliceopt.compress import (
+    bits,
+    input_norms,
+    prune,
+    quantize,
+    rounded,
+    scores,
+    sensitivity,
+    weights_of,
+)
+from compress_cases import everything_of, net_closure, small_net, some_batches
 
 torchao = pytest.importorskip("torchao.sparsity")
 
@@ -47,3 +57,34 @@ def test_wanda_is_torchaos_with_the_squared_norm(structure: str):
     prune(mine, worth, 0.5, scope="layer", structure=structure)
     for name, weight in weights_of(mine).items():
         assert torch.equal(weight.mask.bool(), masks[name])
+
+
+def test_chosen_bits_become_torchaos_tensors_on_the_same_grid(tmp_path):
+    """Against weights rounded in floating point; saved and read again, and by another model."""
+    net, (images, _) = small_net().eval(), some_batches(1)[0]
+    found = bits(net, sensitivity(net, net_closure(net), some_batches(3), 0.01), 3.5)
+    assert found.bits["5.weight"] in (2, 3, 4)
+    plain = small_net().eval()
+    with torch.no_grad():
+        for name, weight in weights_of(plain).items():
+            weight.parameter.copy_(rounded(weight.parameter, found.bits[name], found.scales[name]))
+    assert quantize(net, found) == ("5.weight",)
+    held = net[5].weight
+    assert held.target_dtype == getattr(torch, f"int{found.bits['5.weight']}")
+    assert held.qdata.dtype == torch.int8
+    with torch.no_grad():
+        torch.testing.assert_close(net(images), plain(images), rtol=1e-5, atol=1e-6)
+        torch.save(net.state_dict(), tmp_path / "net.pt")
+        other = small_net().eval()
+        other.load_state_dict(torch.load(tmp_path / "net.pt", weights_only=True), assign=True)
+        assert torch.equal(other(images), net(images))
+
+
+def test_a_masked_model_is_not_rounded_and_stays():
+    net = small_net().eval()
+    found = bits(net, sensitivity(net, net_closure(net), some_batches(1), 0.01), 4)
+    prune(net, {name: weight.values().abs() for name, weight in weights_of(net).items()}, 0.5)
+    before = everything_of(net)
+    with pytest.raises(ValueError, match=r"'0\.weight' has a mask: make it final"):
+        quantize(net, found)
+    assert all(map(torch.equal, everything_of(net), before))

@@ -60,9 +60,7 @@ def shrink(
 
 def _check(model: nn.Module, inputs: Any) -> None:
     if inputs is None:
-        raise ValueError(
-            'structure="channels" needs inputs, a batch that the model can be called on'
-        )
+        raise ValueError("channels need inputs, a batch that the model can be called on")
     for name, layer in model.named_modules():
         if isinstance(layer, _ConvNd) and layer.groups > 1:
             raise ValueError(f"{name!r} is a convolution in groups, whose channels stay")
