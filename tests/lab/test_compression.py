@@ -194,7 +194,7 @@ def test_results_are_kept_shown_and_filled_into_pages(tmp_path, source):
     assert "0 results added, 14 there already" in keep("add", out, "--to", results).output
     assert path.read_bytes() == first
     shown = keep("show", "compress-small", "--from", results).output
-    assert "20 gradients, 2 seeds" in shown
+    assert "20 gradients, in one round, 2 seeds" in shown
     assert "rank correlation, 2 networks" in shown
     page = tmp_path / "page.md"
     places = ("compress small", "compress-radii small", "compress-layers small 0.5")

@@ -26,7 +26,14 @@ from aliceopt.lab.results.compression_table import (
     radius_rows,
 )
 from aliceopt.lab.results.numbers import show_count, show_seconds
-from aliceopt.lab.results.report_page import escape, figures_section, page, pairs, section
+from aliceopt.lab.results.report_page import (
+    escape,
+    figures_section,
+    folded,
+    page,
+    pairs,
+    section,
+)
 from aliceopt.lab.results.report_tables import Cell, Row, table
 from aliceopt.lab.words import counted, settings_in_words
 from aliceopt.lab.writing import replacing
@@ -110,15 +117,19 @@ def _tables(groups: Mapping[Group, Sequence[Result]], lines: Sequence[Line], met
             parts.append(_table(title, compression_rows(plain, metric)))
         if curve := radius_rows(results, metric):
             parts.append(_table(f"{shown} by radius of the probes: {group.in_words()}", curve))
-    for (share, budget, seed), found in calibrations_of(lines).items():
+    told = calibrations_of(lines)
+    for share, budget in dict.fromkeys(key[:2] for key in told):
+        mine = {key[2]: one for key, one in told.items() if key[:2] == (share, budget)}
         title = f"Rise of the loss, {100 * share:g}% of one layer removed, {budget} gradients"
-        parts.append(_table(f"{title}, seed {seed}", layer_rows(found)))
-        parts.append(_table("What the predictions are worth", calibration_rows({seed: found})))
+        parts.append(_table(f"{title}: what the predictions are worth", calibration_rows(mine)))
+        tables = [_table(f"Seed {seed}", layer_rows(one)) for seed, one in mine.items()]
+        parts.append(folded("Layer by layer", "".join(tables)))
     return section("Results", "\n".join(parts))
 
 
 def _table(title: str, rows: Rows) -> str:
-    return table(title, [head or " " for head in rows[0]], [_row(row) for row in rows[1:]])
+    heads = [head or " " for head in rows[0]]
+    return f"<h3>{escape(title)}</h3>" + table(title, heads, [_row(row) for row in rows[1:]])
 
 
 def _row(row: Sequence[str]) -> Row:

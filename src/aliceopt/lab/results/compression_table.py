@@ -51,11 +51,11 @@ class Group(NamedTuple):
         """For a heading.
 
         >>> Group("2:4", 1, 2, 300).in_words()
-        '2:4, 300 gradients, 2 epochs of training with the masks on'
+        '2:4, 300 gradients, in one round, 2 epochs of training with the masks on'
         """
         said = ["2:4"] if self.structure == "2:4" else []
         said.append(f"{self.budget} gradients")
-        said += [f"in {self.rounds} rounds"] if self.rounds > 1 else []
+        said.append("in one round" if self.rounds == 1 else f"in {self.rounds} rounds")
         if self.finetune:
             epochs = "epoch" if self.finetune == 1 else "epochs"
             said.append(f"{self.finetune:g} {epochs} of training with the masks on")
