@@ -200,17 +200,15 @@ def compare(
     if WHOLE not in done:
         told = network.evaluated(network.model)
         yield Result("none", 0.0, seed, told["loss"], told["metric"])
+    known: dict[Any, tuple[Measured, int, float]] = {}
     for name, row in ask.rows().items():
-        judge = _Judge(network, row, ask.gradients // ask.rounds, seed)
-        first: Measured | None = None
+        judge = _Judge(network, row, ask.gradients // ask.rounds, seed, known)
         for sparsity in ask.sparsities:
             key = ask.key(name, sparsity)
             if key in done:
                 continue
-            first = judge.measured(network.model) if first is None else first
-            judge.begin()
             model = copy.deepcopy(network.model)
-            found = _pruned(judge, model, first, sparsity, ask)
+            found = _pruned(judge, model, judge.first(), sparsity, ask)
             costs = judge.costs()
             _restore(network, model, ask.finetune, seed)
             told = network.evaluated(model)
@@ -228,33 +226,46 @@ Measured = Sensitivity | dict[str, Tensor] | None
 class _Judge:
     """A criterion at work: it measures and scores, and counts what that takes."""
 
-    def __init__(self, network: Network, row: Row, gradients: int, seed: int):
+    def __init__(
+        self,
+        network: Network,
+        row: Row,
+        gradients: int,
+        seed: int,
+        known: dict[Any, tuple[Measured, int, float]],
+    ):
+        """``known`` are measurements of the whole network, which criteria may share."""
+        self.known = known
         self.network, self.row, self.seed, self.allowed = network, row, seed, gradients
         self.radius = row.radius
         if row.gradients > 1 and self.radius is None:
             self.radius = default_radius(network.model)
         self.temper = row.temper
         self.clock = Clock(network.device)
-        self.first = 0, 0.0  # gradients and seconds that all sparsities share
         self.gradients = 0
 
-    def begin(self) -> None:
-        """A sparsity: its costs begin with those of the first measurement."""
-        self.gradients, self.clock.seconds = self.first
+    def first(self) -> Measured:
+        """What the scores need of the whole network; the costs of a sparsity begin with it."""
+        row = self.row
+        kind = row.criterion, self.radius, row.temper is None
+        if kind not in self.known:
+            self.gradients, self.clock.seconds = 0, 0.0
+            found = self.measured(self.network.model)
+            self.known[kind] = found, self.gradients, self.clock.seconds
+        found, self.gradients, self.clock.seconds = self.known[kind]
+        return found
 
     def costs(self) -> tuple[int, float, float | None, float | None]:
         """Gradients, seconds, exponent and radius."""
         return self.gradients, self.clock.seconds, self.temper, self.radius
 
     def measured(self, model: nn.Module) -> Measured:
-        """What the scores need, of a model; that of the whole network is the first."""
+        """What the scores need of a model."""
         self.clock.start()
         found = self._measured(model)
         if isinstance(found, Sensitivity):
             self.gradients += found.gradients
         self.clock.pause()
-        if model is self.network.model:
-            self.first = self.gradients, self.clock.seconds
         return found
 
     def _measured(self, model: nn.Module) -> Measured:
