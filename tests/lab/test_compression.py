@@ -258,10 +258,10 @@ def test_bad_input_gets_one_sentence(tmp_path, source, asked, told):
 
 def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
     """On a small move the Hessian's prediction is close; the network stays as it was."""
-    run = problem_run(source, 0, epochs=60)
+    run = problem_run(source, 0, epochs=10)
     network = network_of(run, tmp_path, torch.device("cpu"))
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
-    found = calibrate(network, 0, 0.2, 600)
+    found = calibrate(network, 0, 0.2, 60)
     assert [layer.layer for layer in found.layers] == ["0.weight", "3.weight"]
     for layer in found.layers:
         assert layer.predicted.keys() == set(PREDICTIONS)
@@ -285,7 +285,7 @@ def test_a_quadratic_is_predicted_exactly_by_every_hessian():
     network = Network(
         problem, model, problem.train, problem.validation, "float32", torch.device("cpu")
     )
-    found = calibrate(network, 0, 0.1, 900).layers[0]  # one weight goes
+    found = calibrate(network, 0, 0.1, 300).layers[0]  # one weight goes
     assert found.predicted["glass"] == pytest.approx(found.measured, rel=0.05, abs=1e-4)
 
 
