@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 LAB    := $(VENV)/.installed-lab
 ALL    := $(VENV)/.installed-all
-EXTRAS := lab,dist,ray,lightning,transformers,accelerate,skorch,dev
+EXTRAS := lab,dist,ray,lightning,transformers,accelerate,skorch,compress,dev
 
 .PHONY: demo test lint format docs clean
 

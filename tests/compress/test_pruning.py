@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -133,6 +134,31 @@ def test_recomputing_asks_between_rounds_and_never_brings_a_weight_back():
     for name, weight in weights_of(net).items():
         assert (weight.mask <= seen[1][name]).all()
         assert (seen[1][name] <= seen[0][name]).all()
+
+
+def test_rounds_can_go_by_scores_and_one_that_fails_undoes_those_before():
+    """Weights, gradients, buffers and random state to the bit; a mask of before is back."""
+    net = small_net().eval()
+
+    def measure():
+        if failing:
+            raise RuntimeError("out of memory")
+        return {name: w.values().abs() for name, w in weights_of(net).items()}
+
+    failing = False
+    first = measure()
+    failing, before = True, everything_of(net)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prune(net, first, 0.8, recompute=2, measure=measure)
+    assert all(map(torch.equal, everything_of(net), before))
+    assert not torch_prune.is_pruned(net)
+    prune(net, first, 0.3)
+    before = everything_of(net)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prune(net, first, 0.8, recompute=2, measure=measure)
+    assert all(map(torch.equal, everything_of(net), before))
+    failing = False
+    assert prune(net, first, 0.75, recompute=2, measure=measure).sparsity == 0.75
 
 
 def test_masked_weights_stay_removed_in_training():
@@ -270,7 +296,9 @@ def test_a_recalibration_that_fails_leaves_the_statistics(batches):
         ({"sparsity": 0.0}, "got 0.0"),
         ({"sparsity": math.nan}, "got nan"),
         ({"scope": "block"}, "scope must be one of global, layer, row; got 'block'"),
-        ({"structure": "channels"}, "structure must be one of unstructured, 2:4; got 'channels'"),
+        ({"structure": "4:8"}, "structure must be one of unstructured, 2:4, channels; got '4:8'"),
+        ({"structure": "channels", "scope": "row"}, "channels go in one round, with scope global"),
+        ({"structure": "channels"}, "channels need inputs, a batch"),
         ({"structure": "2:4", "sparsity": 0.6}, "2:4 removes one half in one round"),
         ({"recompute": 0}, "recompute must be a whole number >= 1, got 0"),
         ({"recompute": 3}, "recompute=3 needs measure"),
@@ -287,6 +315,15 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(asked, told):
         prune(net, found, **{"sparsity": 0.5, **asked})
     assert all(map(torch.equal, everything_of(net), before))
     assert not torch_prune.is_pruned(net)
+
+
+def test_channels_without_their_package_are_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    net = small_net()
+    found, before = measured(net), everything_of(net)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "aliceopt\[compress\]"'):
+        prune(net, found, 0.5, structure="channels", inputs=some_batches(1)[0][0])
+    assert all(map(torch.equal, everything_of(net), before))
 
 
 def test_a_sensitivity_of_another_model_is_refused():

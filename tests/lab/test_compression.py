@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
+from aliceopt.lab import compression_records
 from aliceopt.lab.calibration import PREDICTIONS, calibrate
-from aliceopt.lab.compression import ROWS, Network, Result, network_of, problem_run
+from aliceopt.lab.compression import ROWS, Result
+from aliceopt.lab.network import Network, network_of, problem_run
 from aliceopt.lab.problem import Problem
 from aliceopt.lab.results.compression_table import decision
 
@@ -40,6 +43,12 @@ def source(tmp_path: Path) -> str:
     return f"{tmp_path / 'small.py'}:problem"
 
 
+def records_of(out: Path, seed: int = 0) -> list[dict[str, Any]]:
+    """The lines of one network."""
+    text = (out / f"adamw/seed-{seed}/compression.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def compress(*args: object):
     words = ["compress", *map(str, args), "--device", "cpu"]
     return CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
@@ -54,7 +63,7 @@ def test_every_criterion_takes_as_many_gradients_and_the_best_network_is_kept(tm
         assert row.label in result.output
     assert "75%: " in result.output
     assert "one seed: no difference is established" in result.output.replace("\n", " ")
-    records = [json.loads(line) for line in (out / "compression.jsonl").read_text().splitlines()]
+    records = records_of(out)
     assert [r["criterion"] for r in records] == ["none", *ROWS]
     for record in records[1:]:
         row = ROWS[record["criterion"]]
@@ -62,7 +71,7 @@ def test_every_criterion_takes_as_many_gradients_and_the_best_network_is_kept(tm
     kept = torch.load(out / "pruned-75.pt", weights_only=True)
     left = sum(int((kept[name] != 0).sum()) for name in ("0.weight", "3.weight"))
     assert left == 40
-    assert (out / "compression.png").stat().st_size > 5_000
+    assert (out / "figures/compression-1.svg").stat().st_size > 5_000
     best = min(records[1:], key=lambda r: r["loss"])
     assert ROWS[best["criterion"]].label in result.output.rpartition("75%: ")[2]
 
@@ -72,10 +81,10 @@ def test_the_trained_network_is_used_again_and_weights_can_be_given(tmp_path, so
     first = compress(source, "--out", out, *asked, "curvature,magnitude")
     trained = next(out.rglob("checkpoint.pt"))
     before = trained.read_bytes()
-    again = compress(source, "--out", out, *asked, "curvature,magnitude")
+    again = compress(source, "--out", out, *asked, "curvature,magnitude", "--overwrite")
     assert trained.read_bytes() == before
-    lines = [r.output.partition("seconds")[0] for r in (first, again)]
-    assert lines[0] == lines[1]
+    lines = [r.output.partition("seconds")[0].replace("seed 0: none", "") for r in (first, again)]
+    assert lines[0].splitlines()[1:] == lines[1].splitlines()
     state = torch.load(trained, weights_only=True)["model"]
     torch.save(state, tmp_path / "mine.pt")
     given = compress(
@@ -93,22 +102,132 @@ def test_a_criterion_can_be_tried_at_several_radii(tmp_path, source):
     assert result.exit_code == 0, result.output
     for radius in ("0.0001", "0.1"):
         assert f"radius {radius}" in " ".join(result.output.split())
-    lines = (tmp_path / "out/compression.jsonl").read_text().splitlines()
-    losses = [json.loads(line)["loss"] for line in lines[1:3]]
+    losses = [line["loss"] for line in records_of(tmp_path / "out")[1:3]]
     assert losses[0] != losses[1]
 
 
 def test_training_with_the_masks_on_brings_loss_back(tmp_path, source):
     asked = ["--sparsity", "0.8", "--criteria", "magnitude", "--out", tmp_path / "out"]
     compress(source, *asked)
-    before = json.loads((tmp_path / "out/compression.jsonl").read_text().splitlines()[1])
     result = compress(source, *asked, "--finetune", 4)
     assert result.exit_code == 0, result.output
-    after = json.loads((tmp_path / "out/compression.jsonl").read_text().splitlines()[1])
+    _, before, after = records_of(tmp_path / "out")
     assert (before["finetune"], after["finetune"]) == (0, 4)
     assert after["loss"] < before["loss"]
-    kept = torch.load(tmp_path / "out/pruned-80.pt", weights_only=True)
+    kept = torch.load(tmp_path / "out/pruned-80-finetune-4.pt", weights_only=True)
     assert sum(int((kept[name] != 0).sum()) for name in ("0.weight", "3.weight")) == 32
+
+
+def test_an_interrupted_comparison_goes_on_behind_what_is_there(tmp_path, source, monkeypatch):
+    """Half a line at the end, as a kill leaves it, is made again, and nothing else."""
+    out, asked = tmp_path / "out", ["--sparsity", "0.5,0.8", "--gradients", 20]
+    asked += ["--criteria", "magnitude,curvature,refit", "--layers", "0.5"]
+    whole = tmp_path / "whole"
+    assert compress(source, "--out", whole, *asked).exit_code == 0
+    kept, done = compression_records.keep_result, []
+
+    def killed(*args: Any) -> None:
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        kept(*args)
+        done.append(args)
+
+    monkeypatch.setattr(compression_records, "keep_result", killed)
+    stopped = compress(source, "--out", out, *asked)
+    assert stopped.exit_code == 130
+    assert "the same command with --resume goes on" in stopped.output
+    monkeypatch.undo()
+    journal = out / "adamw/seed-0/compression.jsonl"
+    with journal.open("a") as file:
+        file.write('{"event": "pru')
+    before = records_of_complete(journal)
+    refused = compress(source, "--out", out, *asked)
+    assert refused.exit_code == 2
+    assert "has 3 of these results for seed 0 already: --resume" in refused.stderr
+    assert compress(source, "--out", out, *asked, "--resume").exit_code == 0
+    assert records_of(out)[:4] == before
+    new, old = (
+        [{k: v for k, v in line.items() if k not in ("date", "seconds")} for line in records_of(o)]
+        for o in (out, whole)
+    )
+    assert new == old
+
+
+def records_of_complete(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
+
+
+def test_rounds_share_the_gradients_and_fours_keep_two(tmp_path, source):
+    """In three rounds of 20 gradients each; 2:4 beside it in the same folder, one network."""
+    asked = ["--out", tmp_path / "out", "--criteria", "magnitude,curvature,trial,sparsegpt"]
+    result = compress(source, *asked, "--sparsity", "0.75", "--rounds", 3, "--gradients", 60)
+    assert result.exit_code == 0, result.output
+    lines = {line["criterion"]: line for line in records_of(tmp_path / "out")[1:]}
+    assert {n: line["gradients"] for n, line in lines.items()} == {
+        "magnitude": 0, "curvature": 60, "trial": 60, "sparsegpt": 0
+    }  # fmt: skip
+    assert all(line["removed"] == pytest.approx(0.75, abs=0.01) for line in lines.values())
+    result = compress(source, *asked, "--structure", "2:4", "--gradients", 20)
+    assert result.exit_code == 0, result.output
+    lines = {line["criterion"]: line for line in records_of(tmp_path / "out")[5:]}
+    assert [line["removed"] for line in lines.values()] == [0.5] * 4
+    kept = torch.load(tmp_path / "out/pruned-50-2-4.pt", weights_only=True)
+    assert ((kept["0.weight"].view(16, 2, 4) != 0).sum(-1) == 2).all()
+    report = (tmp_path / "out/report.html").read_text()
+    assert "60 gradients, in 3 rounds" in report
+    assert "2:4, 20 gradients" in report
+
+
+def test_results_are_kept_shown_and_filled_into_pages(tmp_path, source):
+    """Twice the same is kept once; another number is refused; a table is asked for by its kind."""
+    out, results = tmp_path / "out", tmp_path / "results"
+    asked = ["--out", out, "--sparsity", "0.5", "--gradients", 20, "--seeds", 2, "--layers", "0.5"]
+    compress(source, *asked, "--criteria", "magnitude,curvature,curvature@0.1,curvature@1e-3")
+
+    def keep(*words: object):
+        return CliRunner().invoke(build(), ["results", *map(str, words)], env={"COLUMNS": "160"})
+
+    told = keep("add", out, "--to", results)
+    assert "14 results added" in told.output, told.output
+    path = results / "compress-small.jsonl"
+    first = path.read_bytes()
+    assert "0 results added, 14 there already" in keep("add", out, "--to", results).output
+    assert path.read_bytes() == first
+    shown = keep("show", "compress-small", "--from", results).output
+    assert "20 gradients, in one round, 2 seeds" in shown
+    assert "rank correlation, 2 networks" in shown
+    page = tmp_path / "page.md"
+    places = ("compress small", "compress-radii small", "compress-layers small 0.5")
+    places += ("compress-lead small curvature magnitude 0.5 rounds=1",)
+    page.write_text("\n".join(f"<!-- results: {place} --><!-- end -->" for place in places))
+    assert keep("fill", page, "--from", results).exit_code == 0
+    text = page.read_text()
+    lines = [*records_of(out, 0), *records_of(out, 1)]
+    losses = [line["loss"] for line in lines if line.get("criterion") == "curvature"]
+    assert f"| h over a radius: h w\u00b2 | {sum(losses) / 2:.3f} / " in text.replace("**", "")
+    assert "the default | " in text
+    assert "difference " in text
+    page.write_text("<!-- results: compress small rounds=7 --><!-- end -->")
+    refused = keep("fill", page, "--from", results).stderr
+    assert "0 tables fit 'rounds=7'; there are: 20 gradients" in refused
+    line = json.loads(first.splitlines()[-1])
+    path.write_text(json.dumps({**line, "loss": 7.5}) + "\n")
+    told = keep("add", out, "--to", results)
+    assert told.exit_code == 2
+    assert "with loss 7.5, and this one" in told.stderr
+    assert "--overwrite puts it in its place" in told.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_in_bfloat16_goes_the_same_ways(tmp_path, source):
+    """Every criterion, rounds, 2:4, fine-tuning and predictions, on CUDA."""
+    common = ["--out", tmp_path / "out", "--precision", "bf16", "--gradients", "40"]
+    for more in (["--layers", "0.5"], ["--rounds", "2"], ["--structure", "2:4"], ["--finetune", 1]):
+        words = ["compress", source, *common, *more, "--device", "cuda"]
+        result = CliRunner().invoke(build(), [*map(str, words)])
+        assert result.exit_code == 0, result.output
+    assert all(math.isfinite(line.get("loss", 0.0)) for line in records_of(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -120,8 +239,13 @@ def test_training_with_the_masks_on_brings_loss_back(tmp_path, source):
         (["--criteria", "curvature@0"], "a radius > 0 stands behind the @"),
         (["--criteria", "fisher@0.1"], "of one that probes"),
         (["--layers", "2"], "--layers must be a number in (0, 1), got 2.0"),
-        (["--finetune", "-1"], "--finetune must be a whole number of epochs >= 0, got -1"),
-        (["--gradients", "3"], "--gradients must be at least 10, got 3"),
+        (["--finetune", "-1"], "--finetune must be a number of epochs >= 0, got -1"),
+        (["--gradients", "3"], "--gradients must be at least 10 a round, got 3"),
+        (["--gradients", "30", "--rounds", "4"], "--gradients must be at least 10 a round, got 30"),
+        (["--rounds", "0"], "--rounds must be a whole number >= 1, got 0"),
+        (["--structure", "4:8"], "--structure must be one of unstructured, 2:4; got '4:8'"),
+        (["--structure", "2:4", "--sparsity", "0.7"], "2:4 removes one half in one round"),
+        (["--resume", "--overwrite"], "choose one"),
         (["--checkpoint", "nowhere.pt"], "there is no checkpoint 'nowhere.pt'"),
     ],
 )
@@ -134,10 +258,10 @@ def test_bad_input_gets_one_sentence(tmp_path, source, asked, told):
 
 def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
     """On a small move the Hessian's prediction is close; the network stays as it was."""
-    run = problem_run(source, 0, epochs=60)
+    run = problem_run(source, 0, epochs=10)
     network = network_of(run, tmp_path, torch.device("cpu"))
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
-    found = calibrate(network, 0, 0.2, 600)
+    found = calibrate(network, 0, 0.2, 60)
     assert [layer.layer for layer in found.layers] == ["0.weight", "3.weight"]
     for layer in found.layers:
         assert layer.predicted.keys() == set(PREDICTIONS)
@@ -161,7 +285,7 @@ def test_a_quadratic_is_predicted_exactly_by_every_hessian():
     network = Network(
         problem, model, problem.train, problem.validation, "float32", torch.device("cpu")
     )
-    found = calibrate(network, 0, 0.1, 900).layers[0]  # one weight goes
+    found = calibrate(network, 0, 0.1, 300).layers[0]  # one weight goes
     assert found.predicted["glass"] == pytest.approx(found.measured, rel=0.05, abs=1e-4)
 
 
@@ -190,7 +314,7 @@ def test_a_lead_is_established_only_if_seeds_agree():
 
     def results(**losses: list[float]) -> list[Result]:
         return [
-            Result(name, 0.5, seed, loss, 0.0, 0, 0.0, None, 0)
+            Result(name, 0.5, seed, loss, 0.0)
             for name, values in losses.items()
             for seed, loss in enumerate(values)
         ]

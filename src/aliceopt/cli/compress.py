@@ -2,142 +2,213 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+import contextlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from aliceopt.cli import options
+from aliceopt.cli.folders import check_not_both
 from aliceopt.cli.lab import seeds_of, split_names
 from aliceopt.cli.refusal import needs_lab, refuse, say
 
+if TYPE_CHECKING:
+    from aliceopt.lab.compression import Ask
+    from aliceopt.lab.spec import Run
+
+SHARES = "0.5,0.7,0.8,0.9"
+
+Problem = Annotated[
+    str | None,
+    typer.Argument(
+        help="An experiment with a method adamw (aliceopt list), or file.py:function as for "
+        "aliceopt study; by default a small convnet on digits."
+    ),
+]
+Sparsity = Annotated[
+    str | None,
+    typer.Option(
+        help="Shares of the weights to be removed, by commas.", show_default="0.5,...,0.9"
+    ),
+]
+Criteria = Annotated[
+    str | None,
+    typer.Option(
+        help="By commas; by default all there are. curvature@1e-3 is one at another radius of "
+        "its probes."
+    ),
+]
+Gradients = Annotated[int, typer.Option(help="That every criterion may take, all rounds together.")]
+Rounds = Annotated[
+    int, typer.Option(help="Remove in so many rounds, with new scores for what is left.")
+]
+Structure = Annotated[str, typer.Option(help="unstructured, or 2:4: two of every four neighbours.")]
+Finetune = Annotated[float, typer.Option(help="Epochs of training with the masks on.")]
+Layers = Annotated[
+    float | None,
+    typer.Option(
+        help="Also remove this share of every layer alone, and print what was predicted and what "
+        "it cost."
+    ),
+]
+Checkpoint = Annotated[Path | None, typer.Option(help="Weights instead of training: a state dict.")]
+
 
 def compress(
-    problem: Annotated[
-        str | None,
-        typer.Argument(
-            help="An experiment with a method adamw (aliceopt list), or file.py:function as "
-            "for aliceopt study; by default a small convnet on digits."
-        ),
-    ] = None,
-    sparsity: Annotated[
-        str, typer.Option(help="Shares of the weights to be removed, by commas.")
-    ] = "0.5,0.7,0.8,0.9",
-    criteria: Annotated[
-        str | None, typer.Option(help="By commas; by default all there are.")
-    ] = None,
-    gradients: Annotated[int, typer.Option(help="That every criterion may take.")] = 300,
-    finetune: Annotated[int, typer.Option(help="Epochs of training with the masks on.")] = 0,
-    layers: Annotated[
-        float | None,
-        typer.Option(
-            help="Also remove this share of every layer alone, and print what was predicted and "
-            "what it cost."
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Weights instead of training: a state dict.")
-    ] = None,
+    problem: Problem = None,
+    sparsity: Sparsity = None,
+    criteria: Criteria = None,
+    gradients: Gradients = 300,
+    rounds: Rounds = 1,
+    structure: Structure = "unstructured",
+    finetune: Finetune = 0.0,
+    layers: Layers = None,
+    checkpoint: Checkpoint = None,
     seeds: options.Seeds = "1",
     scale: options.Scale = "lab",
     data: options.Data = None,
     precision: options.Precision = None,
     out: options.Out = None,
     device: options.Device = "auto",
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Compare criteria of pruning on a trained network, at equal gradients.
 
     Trains the network with AdamW first, unless weights are given, and keeps it in the folder for
-    the next time. Ends with a table of validation losses, a decision, a figure and, for every
-    sparsity, the pruned network whose loss is lowest.
+    the next time, whatever is asked then. Ends with a table of validation losses, a decision, a
+    report and, for every sparsity, the pruned network whose loss is lowest.
     """
-    import torch
-
     from aliceopt.lab import carry_out
-    from aliceopt.lab.calibration import calibrate
-    from aliceopt.lab.compression import ROWS, check, compare, network_of, problem_run
+    from aliceopt.lab.compression import ROWS, Ask
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.results.compression_table import calibration_table
-    from aliceopt.lab.terminal import stdout_console
+    from aliceopt.lab.network import check_same
 
-    name = "digits" if problem is None else problem.rpartition(":")[0].rpartition("/")[2] or problem
-    folder = Path("runs") / f"compress-{name.removesuffix('.py')}" if out is None else out
-    with carry_out.told(refuse, needs_lab), locked(folder):
-        shares = _numbers(sparsity)
+    with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
+        shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
+        chosen = tuple(split_names(criteria) or ROWS)
+        ask = Ask(shares, chosen, gradients, finetune, rounds, structure)
         if layers is not None and not 0 < layers < 1:
             raise ValueError(f"--layers must be a number in (0, 1), got {layers!r}")
+        if overwrite:
+            check_not_both(resume)
+        source = _Source(problem, scale, data, precision, checkpoint)
+        folder = Path("runs") / f"compress-{source.name}" if out is None else out
         which = seeds_of(seeds)
-        place = torch.device(carry_out.devices(device)[0])
-        chosen = split_names(criteria) or list(ROWS)
-        check(chosen, shares, gradients, finetune)
-        keeper, console = _Keeper(folder), stdout_console()
-        found: list[Any] = []
         numbers = which if isinstance(which, list) else list(range(which or 1))
-        for seed in numbers:
-            run = problem_run(problem, seed, scale=scale, data=data, precision=precision)
-            network = network_of(run, folder, place, checkpoint)
-            asked = {"criteria": chosen, "gradients": gradients, "finetune": finetune}
-            for result in compare(network, seed, shares, **asked, keep=keeper):  # type: ignore[arg-type]
-                found.append(result)
-                say(
-                    f"seed {seed}: {result.criterion} {100 * result.sparsity:g}%: "
-                    f"loss {result.loss:.4f}"
-                )
-            if layers is not None:
-                console.print(
-                    f"rise of the loss, {100 * layers:g}% of a layer removed, seed {seed}"
-                )
-                console.print(calibration_table(calibrate(network, seed, layers, gradients)))
-        _tell(found, network.problem.measure.name, folder, console)
+        place = carry_out.devices(device)[0]
+        stack.enter_context(locked(folder))
+        runs = source.runs(numbers, folder)
+        for run in runs:
+            check_same(run, folder, checkpoint)
+        _check_old(folder, runs, ask, layers, resume, overwrite)
+        finished = _carry_out(folder, source, runs, place, ask, layers)
+        _tell(folder, ask, layers)
+    if not finished:
+        raise typer.Exit(130)
 
 
-def _numbers(text: str) -> list[float]:
+def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return [float(part) for part in text.split(",")]
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ValueError(
             f"--sparsity takes numbers by commas, like 0.5,0.7; got {text!r}"
         ) from None
 
 
-class _Keeper:
-    """Keeps the network of lowest loss at every sparsity in the folder, its masks made final."""
+class _Source(NamedTuple):
+    """Where networks come from."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.best: dict[float, float] = {}
+    problem: str | None
+    scale: str
+    data: Path | None
+    precision: str | None
+    checkpoint: Path | None
 
-    def __call__(self, result: Any, model: Any) -> None:
-        if not result.loss < self.best.get(result.sparsity, float("inf")):
-            return
-        import torch
-        from torch.nn.utils import prune
+    @property
+    def name(self) -> str:
+        """Of the problem, for folders and records."""
+        if self.problem is None:
+            return "digits"
+        return Path(self.problem.rpartition(":")[0] or self.problem).name.removesuffix(".py")
 
-        from aliceopt.compress import weights_of
+    def runs(self, seeds: list[int], folder: Path) -> list[Run]:
+        """How the network of every seed is trained."""
+        from aliceopt.lab import carry_out
+        from aliceopt.lab.network import check_source, problem_run
 
-        self.best[result.sparsity] = result.loss
-        for weight in weights_of(model).values():
-            if weight.mask is not None:
-                prune.remove(weight.layer, "weight")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), self.folder / f"pruned-{100 * result.sparsity:g}.pt")
+        root = self.data
+        if self.problem is not None and ":" not in self.problem:
+            check_source(self.problem)
+            root = carry_out.data_root(self.problem, self.scale, self.data, folder)
+        how: dict[str, Any] = {"scale": self.scale, "data": root, "precision": self.precision}
+        return [problem_run(self.problem, seed, **how) for seed in seeds]
 
 
-def _tell(found: list[Any], metric: str, folder: Path, console: Any) -> None:
-    from aliceopt.lab.results.compression_table import compression_table, decision, draw_compression
-    from aliceopt.lab.words import counted
-    from aliceopt.lab.writing import writing
+def _check_old(
+    folder: Path, runs: list[Run], ask: Ask, layers: float | None, resume: bool, overwrite: bool
+) -> None:
+    """Results that are asked for and there already are kept, or made anew, as the user says."""
+    from aliceopt.lab import compression_records as records
 
-    lines = "".join(json.dumps(asdict(result)) + "\n" for result in found)
-    with writing(folder / "compression.jsonl"):
-        (folder / "compression.jsonl").write_text(lines, encoding="utf-8")
-    shown = "validation loss" if metric == "loss" else f"validation loss / {metric}"
-    seeds = counted(len({r.seed for r in found}), "seed")
-    console.print(f"{shown} by share of weights removed, {seeds}", style="bold")
-    console.print(compression_table(found, metric))
-    for line in decision(found):
-        console.print(line)
-    say(f"figure: {draw_compression(found, folder / 'compression.png')}")
+    wanted = set(ask.keys())
+    for run in runs:
+
+        def asked_for(line: records.Line) -> bool:
+            if line["event"] == "layer":
+                return (line["sparsity"], line["budget"]) == (layers, ask.gradients)
+            return records.results_of([line])[0].key in wanted
+
+        old = [line for line in records.read_run(folder, run) if asked_for(line)]
+        if old and not resume and not overwrite:
+            raise ValueError(
+                f"{str(folder)!r} has {len(old)} of these results for seed {run.seed} already: "
+                "--resume goes on behind them, --overwrite makes them anew"
+            )
+        if old and overwrite:
+            records.forget(folder, run, asked_for)
+
+
+def _carry_out(
+    folder: Path, source: _Source, runs: list[Run], place: str, ask: Ask, layers: float | None
+) -> bool:
+    """Make what is missing, seed by seed; False if it was interrupted."""
+    import torch
+
+    from aliceopt.lab.compressing import compress_network
+    from aliceopt.lab.network import network_of
+    from aliceopt.lab.stopping import terms_as_interrupts
+
+    try:
+        with terms_as_interrupts():
+            for run in runs:
+                network = network_of(run, folder, torch.device(place), source.checkpoint)
+                told = (source.name, source.scale)
+                for said in compress_network(network, run, folder, told, ask, layers):
+                    say(f"seed {run.seed}: {said}")
+    except KeyboardInterrupt:
+        say("interrupted: what is finished is kept, and the same command with --resume goes on")
+        return False
+    return True
+
+
+def _tell(folder: Path, ask: Ask, layers: float | None) -> None:
+    """Print the tables of what was asked for, and write the report of all there is."""
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.compressing import asked_tables
+    from aliceopt.lab.compression_records import read_folder
+    from aliceopt.lab.report.compression import write_compression_report
+    from aliceopt.lab.results.compression_table import as_table
+    from aliceopt.lab.terminal import stdout_console
+
+    lines, console = read_folder(folder), stdout_console()
+    for title, rows, said in asked_tables(lines, ask, layers):
+        console.print(title, style="bold", markup=False)
+        console.print(as_table(rows))
+        for line in said:
+            console.print(line, markup=False)
+    if lines:
+        say(f"report: {write_compression_report(folder, carry_out.command())}")
     say(f"networks and records: {folder}")

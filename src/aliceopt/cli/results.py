@@ -21,8 +21,8 @@ app = typer.Typer(
 Source = Annotated[
     Path,
     typer.Argument(
-        help="Folder of an experiment's records (the --out of aliceopt run), or a .jsonl file of "
-        "kept results."
+        help="Folder of records (the --out of aliceopt run or compress), or a .jsonl file of kept "
+        "results."
     ),
 ]
 From = Annotated[Path, typer.Option("--from", help="Folder of the kept results.")]
@@ -40,19 +40,23 @@ def add_(
 ) -> None:
     """Merge the runs that have ended into TO/EXPERIMENT.jsonl, one line a run.
 
+    Results of aliceopt compress go into TO/compress-PROBLEM.jsonl, one line each.
     Checkpoints stay where they are. A run that is kept already is left alone;
     one that is kept with other numbers is refused.
     """
     from aliceopt.lab import carry_out
-    from aliceopt.lab.results import kept
+    from aliceopt.lab.compression_records import read_folder
+    from aliceopt.lab.results import kept, kept_compression
     from aliceopt.lab.words import counted
 
     with carry_out.told(refuse, needs_lab):
         if not source.exists():
             raise ValueError(f"there is no {str(source)!r}")
-        lines, left = kept.gather(source)
-        for done in kept.add(lines, to, overwrite=overwrite):
-            said = [f"{counted(done.new, 'run')} added"]
+        pruned = source.name.startswith(kept_compression.PREFIX) or bool(read_folder(source))
+        keeper, what = (kept_compression, "result") if pruned else (kept, "run")
+        lines, left = keeper.gather(source)
+        for done in keeper.add(lines, to, overwrite=overwrite):
+            said = [f"{counted(done.new, what)} added"]
             said += [f"{done.replaced} replaced"] if done.replaced else []
             said += [f"{done.same} there already"] if done.same else []
             say(f"{done.path}: {', '.join(said)}")

@@ -3,19 +3,25 @@
 ========================== ======================================================================
 `sensitivity`              how the loss minds a move of every weight, from ordinary gradients
 `predicted_increase`       what removing a set of weights should cost, by Theorem 4's terms
-`prune`                    masks, as torch.nn.utils.prune has them: unstructured or 2:4
+`prune`                    masks, as torch.nn.utils.prune has them, or smaller layers
+`sparsegpt`                SparseGPT: masks by layer, and an update of what stays
+`refit`                    what masks have left, fitted to the outputs of before
 `recalibrate`              BatchNorm statistics of what is left
-`bits`                     how many bits every layer deserves, and the scales to round with
+`bits`, `quantize`         how many bits every layer deserves, and torchao's tensors of so many
 ========================== ======================================================================
 """
 
 from .averages import TERMS, Sensitivity
-from .criteria import CRITERIA, input_norms, scores, tempering
+from .criteria import CRITERIA, scores, tempering
 from .increase import Increase, measured_increase, predicted_increase, removal
+from .inputs import input_norms
 from .pruning import Pruned, masks_of, prune, tempering_for
+from .quantized import quantize
 from .recalibration import recalibrate
+from .refitting import refit
 from .rounding import Rounding, bits, rounded
 from .sensitivity import default_radius, sensitivity
+from .sparsegpt import sparsegpt
 from .weights import Weight, weights_of
 
 __all__ = [
@@ -33,11 +39,14 @@ __all__ = [
     "measured_increase",
     "predicted_increase",
     "prune",
+    "quantize",
     "recalibrate",
+    "refit",
     "removal",
     "rounded",
     "scores",
     "sensitivity",
+    "sparsegpt",
     "tempering",
     "tempering_for",
     "weights_of",

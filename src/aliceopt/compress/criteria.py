@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from ..theory.glass_bound import GLASS_LOSS_FACTOR
 from .averages import CURVATURES, Sensitivity
 from .weights import Weight, weights_of
 
-__all__ = ["CRITERIA", "input_norms", "scores", "tempering"]
+__all__ = ["CRITERIA", "scores", "tempering"]
 
 _TINY = 1e-30  # keeps the order of weights where a curvature is zero
 
@@ -39,7 +37,7 @@ def _both(w: Tensor, temper: float, h: Tensor, rho: Tensor) -> Tensor:
 
 
 def _inputs(w: Tensor, temper: float, norms: Tensor) -> Tensor:
-    return w.abs() * norms
+    return w.abs() * norms**temper
 
 
 def tempering(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
@@ -93,7 +91,7 @@ def scores(
     fisher      ``F^temper w^2``              squared gradients of batches; 1/2 is a good temper
     magnitude   ``|w|``
     taylor      ``|g w|``
-    wanda       ``|w| |x|``                   x: the layer's inputs, from `input_norms`
+    wanda       ``|w| |x|^temper``            x: inputs, from `input_norms`; torchao takes 2
     =========== ============================= ==================================================
 
     Weights that a mask has removed already score minus infinity.
@@ -148,58 +146,3 @@ def _score(
             )
     worth = score(w, temper, *(found.to(w) for found in needed))
     return worth if weight.mask is None else worth.masked_fill(weight.mask == 0, -torch.inf)
-
-
-def input_norms(
-    model: nn.Module, forward: Callable[[Any], Any], batches: Iterable[Any]
-) -> dict[str, Tensor]:
-    """The norm of every input feature of every layer over some batches, shaped as its weight.
-
-    For linear layers the feature, for convolutions the pixel of the input that a weight meets.
-    """
-    weights = weights_of(model)
-    sums: dict[str, Tensor] = {}
-    with _listening(weights, sums), torch.no_grad():
-        for batch in batches:
-            forward(batch)
-    missed = [name for name in weights if name not in sums]
-    if missed:
-        raise ValueError(f"{missed[0]!r} was never called: forward must run the whole model")
-    norms = {name: total.sqrt().float() for name, total in sums.items()}
-    return {n: norm.expand_as(weights[n].parameter).contiguous() for n, norm in norms.items()}
-
-
-@contextmanager
-def _listening(weights: dict[str, Weight], sums: dict[str, Tensor]) -> Iterator[None]:
-    """Add squares of inputs up while layers are called."""
-
-    def hook(name: str) -> Callable[..., None]:
-        def hear(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-            square = _squared_inputs(layer, args[0].detach())
-            sums[name] = sums[name] + square if name in sums else square
-
-        return hear
-
-    handles = [w.layer.register_forward_pre_hook(hook(name)) for name, w in weights.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _squared_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Sum of squares a feature, in the shape of one row of the weight."""
-    if isinstance(layer, nn.Linear):
-        return inputs.double().square().flatten(0, -2).sum(0)
-    plain = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and layer.groups == 1
-    if isinstance(layer, nn.Conv2d) and plain and not isinstance(layer.padding, str):
-        columns = nn.functional.unfold(
-            inputs.float(),
-            layer.kernel_size,
-            layer.dilation,
-            layer.padding,
-            layer.stride,
-        )
-        return columns.double().square().sum((0, 2)).view(layer.weight.shape[1:])
-    raise ValueError(f"input norms of a {type(layer).__name__} like this one are not known")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +14,21 @@ from torch.nn.utils import prune as torch_prune
 
 from ..sharding import is_dtensor
 from .averages import Sensitivity
+from .channels import shrink
 from .criteria import CRITERIA, scores, tempering
 from .weights import Weight, weights_of
 
 __all__ = ["Pruned", "masks_of", "prune", "tempering_for"]
 
 SCOPES = ("global", "layer", "row")
-STRUCTURES = ("unstructured", "2:4")
+STRUCTURES = ("unstructured", "2:4", "channels")
 
 
 @dataclass(frozen=True)
 class Pruned:
     """What was removed: the share of all weights, and that of every layer.
 
+    If channels went, the first is the share of all parameters.
     ``dense`` names layers that 2:4 left alone, because their rows have no whole number of fours.
     """
 
@@ -44,14 +48,15 @@ def prune(
     radius: float | None = None,
     temper: float = 1.0,
     recompute: int = 1,
-    measure: Callable[[], Sensitivity] | None = None,
+    measure: Callable[[], Sensitivity | Mapping[str, Tensor]] | None = None,
+    inputs: Any = None,
 ) -> Pruned:
     """Mask the least of a model's weights, in place.
 
     Every layer gets the buffer ``weight_mask`` and the parameter ``weight_orig``, as
     torch.nn.utils.prune does it: masked weights stay zero in training, and
     ``torch.nn.utils.prune.remove(layer, "weight")`` makes it final. If anything is wrong, nothing
-    is changed; only a ``measure`` that fails between two rounds leaves those that were done.
+    is changed, whichever round it was.
 
     Args:
         model: its linear and convolution layers, see `weights_of`.
@@ -60,34 +65,67 @@ def prune(
             included; with "2:4" it is one half.
         scope: "global" compares all weights with each other; "layer" removes that share of each
             layer, and "row" of each of its outputs.
-        structure: "unstructured", or "2:4", two of every four neighbours in a row of inputs.
+        structure: "unstructured"; "2:4", two of every four neighbours in a row of inputs; or
+            "channels": then there are no masks but smaller layers, ``sparsity`` is the share of
+            the channels, and an optimizer has to be made anew.
         criterion: see `scores`.
         radius: which, of a sensitivity that has several.
         temper: see `scores`.
-        recompute: rounds, between which ``measure`` is asked for a new sensitivity; the share that
-            is kept falls by the same factor in each.
+        recompute: rounds, between which ``measure`` is asked for a new sensitivity, or scores; the
+            share that is kept falls by the same factor in each.
         measure: measures the model as it is then.
+        inputs: for "channels", a batch that the model can be called on.
     """
     _check(sparsity, scope, structure, recompute, measure)
-    if recompute > 1 and not isinstance(measured, Sensitivity):
-        raise ValueError("recompute needs a sensitivity to start from, not scores")
-    kept = 1 - sparsity
-    found = None
-    for turn in range(1, recompute + 1):
-        if turn > 1:
-            assert measure is not None
-            measured = measure()
-        share = 1 - kept ** (turn / recompute)
-        worth = (
-            scores(model, measured, criterion, radius=radius, temper=temper)
-            if isinstance(measured, Sensitivity)
-            else dict(measured)
-        )
-        weights, worth = _fitting(model, worth, share)
-        chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
-        found = _apply(weights, chosen, dense)
-    assert found is not None
+    with undone_if_it_fails(weights_of(model)):
+        for turn in range(1, recompute + 1):
+            if turn > 1 and measure is not None:
+                measured = measure()
+            share = 1 - (1 - sparsity) ** (turn / recompute)
+            worth = (
+                scores(model, measured, criterion, radius=radius, temper=temper)
+                if isinstance(measured, Sensitivity)
+                else dict(measured)
+            )
+            weights, worth = _fitting(model, worth, share)
+            if structure == "channels":
+                return _smaller(model, worth, sparsity, inputs, scope)
+            chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
+            found = apply_masks(weights, chosen, dense)
     return found
+
+
+def _smaller(
+    model: nn.Module, worth: Mapping[str, Tensor], sparsity: float, inputs: Any, scope: str
+) -> Pruned:
+    before = sum(p.numel() for p in model.parameters())
+    layers = shrink(model, worth, sparsity, inputs, scope)
+    return Pruned(1 - sum(p.numel() for p in model.parameters()) / before, layers)
+
+
+@contextmanager
+def undone_if_it_fails(weights: Mapping[str, Weight]) -> Iterator[None]:
+    """Within, masks that were made go again if anything is raised, and older ones come back."""
+    before = [(w.layer, w.mask, list(w.layer._parameters)) for w in weights.values()]
+    try:
+        yield
+    except BaseException:
+        for layer, mask, order in before:
+            _put_back(layer, mask, order)
+        raise
+
+
+def _put_back(layer: nn.Module, mask: Tensor | None, order: Sequence[str]) -> None:
+    if not hasattr(layer, "weight_mask"):
+        return
+    trained = layer.get_parameter("weight_orig")
+    layer.weight_mask = torch.ones_like(trained) if mask is None else mask
+    if mask is not None:
+        layer.weight = trained * mask
+    else:
+        torch_prune.remove(layer, "weight")
+        for name in order:  # which an optimizer goes by
+            layer._parameters[name] = layer._parameters.pop(name)
 
 
 def masks_of(
@@ -99,7 +137,7 @@ def masks_of(
     """
     if structure == "2:4":
         fit = {name: score for name, score in worth.items() if score.flatten(1).shape[1] % 4 == 0}
-        masks = {name: _two_of_four(score) for name, score in fit.items()}
+        masks = {name: two_of_four(score) for name, score in fit.items()}
         return masks, tuple(name for name in worth if name not in fit)
     if scope == "row":
         return {name: _by_row(score, sparsity) for name, score in worth.items()}, ()
@@ -154,7 +192,8 @@ def _sizes(found: Sensitivity, criterion: str) -> dict[str, Tensor]:
     return found.curvature(CRITERIA[criterion][0][0])
 
 
-def _two_of_four(score: Tensor) -> Tensor:
+def two_of_four(score: Tensor) -> Tensor:
+    """The mask that keeps the better two of every four neighbours in a row."""
     fours = score.flatten(1).unflatten(1, (-1, 4))
     best = fours.topk(2, dim=-1).indices
     mask = torch.zeros_like(fours, dtype=torch.bool).scatter_(-1, best, True)
@@ -178,6 +217,11 @@ def _check(
     if structure == "2:4" and (sparsity != 0.5 or recompute != 1):
         raise ValueError(
             f"2:4 removes one half in one round; got sparsity {sparsity!r}, recompute {recompute!r}"
+        )
+    if structure == "channels" and (scope == "row" or recompute != 1):
+        raise ValueError(
+            "channels go in one round, with scope global or layer; got scope "
+            f"{scope!r}, recompute {recompute!r}"
         )
     if not isinstance(recompute, int) or isinstance(recompute, bool) or recompute < 1:
         raise ValueError(f"recompute must be a whole number >= 1, got {recompute!r}")
@@ -218,9 +262,10 @@ def _fitting(
     return weights, {**worth, **first}
 
 
-def _apply(
-    weights: Mapping[str, Weight], masks: Mapping[str, Tensor], dense: tuple[str, ...]
+def apply_masks(
+    weights: Mapping[str, Weight], masks: Mapping[str, Tensor], dense: tuple[str, ...] = ()
 ) -> Pruned:
+    """Put masks on layers, as torch.nn.utils.prune does it."""
     for name, mask in masks.items():
         torch_prune.custom_from_mask(weights[name].layer, "weight", mask)
     sizes = {name: weight.parameter.numel() for name, weight in weights.items()}

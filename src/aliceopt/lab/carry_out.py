@@ -48,6 +48,7 @@ __all__ = [
     "check_experiment",
     "check_launcher",
     "check_timed",
+    "command",
     "data_root",
     "devices",
     "launched",
@@ -143,7 +144,7 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
     if how.tensorboard:
         importlib.import_module("torch.utils.tensorboard")  # if missing, told before any run
     todo = outstanding(plan, folder, resume=how.resume)
-    plan.document["command"] = _command()
+    plan.document["command"] = command()
     console = stdout_console()
     if title:
         console.print(f"{title}: {counted(len(todo), 'run')}", highlight=False)
@@ -165,7 +166,7 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
     return True
 
 
-def _command() -> str:
+def command() -> str:
     """The command as it would be given to an empty folder."""
     again = ("--resume", "--overwrite")
     return shlex.join(["aliceopt", *(word for word in sys.argv[1:] if word not in again)])

@@ -2,20 +2,16 @@
 
 Every criterion may take as many gradients as the others; each network pruned by it is recalibrated
 on the same batches (if it has BatchNorms), perhaps trained a little more, and evaluated on the
-whole validation data.
+validation data.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,45 +19,35 @@ from torch import Tensor, nn
 
 from aliceopt.compress import (
     CRITERIA,
+    Pruned,
     Sensitivity,
     default_radius,
     input_norms,
     prune,
     recalibrate,
+    refit,
     scores,
     sensitivity,
+    sparsegpt,
     tempering_for,
 )
-from aliceopt.lab.evaluation import evaluate
-from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan
-from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
-from aliceopt.lab.problem import Problem
-from aliceopt.lab.problems import build_problem
-from aliceopt.lab.records import load_checkpoint, run_folder
-from aliceopt.lab.rules import try_problem
-from aliceopt.lab.spec import Run, Schedule, Training
-from aliceopt.lab.study import SETTINGS
-from aliceopt.lab.train import train
-from aliceopt.lab.writing import replacing
+from aliceopt.lab.clock import Clock
+from aliceopt.lab.network import Network
+from aliceopt.lab.plan import PlanError
 
-__all__ = [
-    "ROWS",
-    "Network",
-    "Result",
-    "Row",
-    "check",
-    "compare",
-    "network_of",
-    "problem_run",
-    "row_of",
-]
+__all__ = ["ROWS", "Ask", "Key", "Result", "Row", "compare", "row_of"]
 
-Batch = tuple[Any, Any]
+CALIBRATION_BATCHES = 50
+"""For BatchNorm statistics and norms of inputs."""
 
-RECALIBRATION_BATCHES = 50
+UPDATE_BATCHES = 20
+"""For updates of what stays, which go over them once a layer."""
+
 FINETUNE_RATE = 1e-3
 TRIAL_SHARE = 0.2
 """Of the gradients of a criterion whose exponent is found by a removal on trial."""
+
+STRUCTURES = ("unstructured", "2:4")
 
 
 class Row(NamedTuple):
@@ -73,17 +59,27 @@ class Row(NamedTuple):
     temper: float | None = 1.0
     radius: float | None = None
     scope: str = "global"
+    refit: bool = False
+    """Whether what stays is fitted to the outputs of before."""
 
 
 ROWS: dict[str, Row] = {
     "magnitude": Row("magnitude", "magnitude", 0),
     "wanda": Row("Wanda: |w| times its inputs, by row", "wanda", 0, scope="row"),
+    "wanda-torchao": Row(
+        "Wanda as in torchao: |w| times inputs\u00b2", "wanda", 0, 2.0, scope="layer"
+    ),
+    "sparsegpt": Row("SparseGPT: updates what stays, by layer", "sparsegpt", 0),
+    "magnitude-refit": Row("magnitude, what stays fitted anew", "magnitude", 0, refit=True),
+    "wanda-refit": Row("Wanda, what stays fitted anew", "wanda", 0, scope="row", refit=True),
     "taylor": Row("Taylor: |g w|", "taylor", 1),
     "fisher": Row("Fisher: F w\u00b2", "fisher", 1),
     "fisher-root": Row("Fisher, tempered: F^\u00bd w\u00b2", "fisher", 1, 0.5),
     "fisher-trial": Row("Fisher, tempered by trial", "fisher", 1, None),
+    "fisher-refit": Row("F^\u00bd w\u00b2, what stays fitted anew", "fisher", 1, 0.5, refit=True),
     "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, 1e-4),
     "curvature": Row("h over a radius: h w\u00b2", "curvature", 2),
+    "refit": Row("h w\u00b2, what stays fitted anew", "curvature", 2, refit=True),
     "free": Row("h free of kinks: h w\u00b2", "free", 3),
     "both": Row("h and glass, by Theorem 4", "both", 3),
     "trial": Row("h, tempered by trial", "curvature", 2, None),
@@ -111,272 +107,267 @@ def row_of(name: str) -> Row:
     return row._replace(label=f"{row.label}, radius {value:g}", radius=value)
 
 
-@dataclass(frozen=True)
-class Network:
-    """A trained model with its data on a device, and how it is computed."""
-
-    problem: Problem
-    model: nn.Module
-    train: Any
-    validation: Any
-    precision: str
-    device: torch.device
-
-    def loss(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
-        """Of a batch."""
-        with autocast(self.precision, self.device):
-            outputs = (self.model if model is None else model)(batch[0])
-            return self.problem.loss(outputs, batch[1]).reshape(())
-
-    def batches(self, seed: int) -> Iterator[Batch]:
-        """Training batches without end."""
-        epoch = 0
-        while True:
-            yield from (self.train.batch(seed, epoch, i) for i in range(len(self.train)))
-            epoch += 1
-
-    def evaluated(self, model: nn.Module) -> dict[str, float]:
-        """Loss and metric on the validation data."""
-        with autocast(self.precision, self.device):
-            return evaluate(self.problem, model, self.validation)
+Key = tuple[str, float, str, int, float, int]
+"""Criterion, sparsity, structure, rounds, epochs of fine-tuning, gradients allowed."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A network pruned by one criterion to one sparsity; ``seconds`` are those of the scores."""
+    """A network pruned by one criterion to one sparsity.
+
+    ``removed`` is the share that went: less than the sparsity where 2:4 leaves layers dense.
+    ``gradients`` and ``seconds`` are those of the scores, all rounds, up to the masks.
+    """
 
     criterion: str
     sparsity: float
     seed: int
     loss: float
     metric: float
-    gradients: int
-    seconds: float
-    temper: float | None
-    finetune: int
+    gradients: int = 0
+    seconds: float = 0.0
+    temper: float | None = None
+    radius: float | None = None
+    removed: float = 0.0
+    structure: str = "unstructured"
+    rounds: int = 1
+    finetune: float = 0
+    budget: int = 0
+
+    @property
+    def key(self) -> Key:
+        """What was asked for, but the seed."""
+        kind = self.structure, self.rounds, self.finetune, self.budget
+        return (self.criterion, self.sparsity, *kind)
 
 
-# ---- the network --------------------------------------------------------------------------------
+WHOLE: Key = ("none", 0.0, "unstructured", 1, 0, 0)
+"""The network before anything is removed."""
 
 
-def problem_run(
-    source: str | None,
-    seed: int,
-    *,
-    scale: str = "lab",
-    data: Path | None = None,
-    precision: str | None = None,
-    epochs: float | None = None,
-) -> Run:
-    """How the network is trained: with AdamW, as an experiment, a study or the digits have it.
+@dataclass(frozen=True)
+class Ask:
+    """What is compared, with what; checked before anything is trained."""
 
-    ``source`` names an experiment that has a method ``adamw``, or a function
-    (``file.py:function``); None: the digits.
-    """
-    if source is not None and ":" not in source:
-        if source not in EXPERIMENTS:
+    sparsities: tuple[float, ...]
+    criteria: tuple[str, ...] = tuple(ROWS)
+    gradients: int = 300
+    finetune: float = 0
+    rounds: int = 1
+    structure: str = "unstructured"
+
+    def __post_init__(self) -> None:
+        for sparsity in self.sparsities:
+            if not 0 < sparsity < 1:
+                raise PlanError(f"--sparsity must be numbers in (0, 1), got {sparsity!r}")
+        if self.rounds < 1:
+            raise PlanError(f"--rounds must be a whole number >= 1, got {self.rounds}")
+        if self.gradients < 10 * self.rounds:
+            raise PlanError(f"--gradients must be at least 10 a round, got {self.gradients}")
+        if not 0 <= self.finetune < math.inf:
+            raise PlanError(f"--finetune must be a number of epochs >= 0, got {self.finetune:g}")
+        if self.structure not in STRUCTURES:
             raise PlanError(
-                f"{source!r} is neither an experiment (aliceopt list) nor file.py:function"
+                f"--structure must be one of {', '.join(STRUCTURES)}; got {self.structure!r}"
             )
-        plan = experiment_plan(
-            source, scale, seeds=[seed], methods=["adamw"], precision=precision, root=data
-        )
-        run = plan.runs[0]
-        return replace(run, training=replace(run.training, keep_checkpoint=True))
-    return _studied_run(source, seed, precision, epochs)
+        if self.structure == "2:4" and (self.sparsities != (0.5,) or self.rounds != 1):
+            raise PlanError("--structure 2:4 removes one half in one round: no other --sparsity")
+        self.rows()
 
+    def rows(self) -> dict[str, Row]:
+        """The criteria by name."""
+        return {name: row_of(name) for name in self.criteria}
 
-def _studied_run(source: str | None, seed: int, precision: str | None, epochs: float | None) -> Run:
-    """A function's problem or the digits, trained as a study trains AdamW."""
-    settings = SETTINGS
-    problem: dict[str, Any] = {"function": source}
-    if source is None:
-        problem = {key: settings[key] for key in ("model", "data")}
-        problem |= {"batch_size": settings["train"]["batch_size"], "metric": "accuracy"}
-    made = build_problem(problem, seed)
-    try_problem(made)
-    steps = max(1, round((epochs or settings["train"]["epochs"]) * len(made.train)))
-    schedule = Schedule(**settings["train"]["schedule"])
-    training = Training(
-        steps=steps,
-        schedule=schedule,
-        precision=precision or "float32",
-        evaluations=1,
-        logs=8,
-        keep_checkpoint=True,
-    )
-    options = {
-        k: v for k, v in settings["baselines"]["adamw"].items() if k in ("lr", "weight_decay")
-    }
-    return Run("adamw", "AdamW", "adamw", options, seed, problem, training)
+    def key(self, criterion: str, sparsity: float) -> Key:
+        """Of one result."""
+        kind = self.structure, self.rounds, self.finetune, self.gradients
+        return (criterion, sparsity, *kind)
 
-
-def network_of(
-    run: Run, folder: Path, device: torch.device, checkpoint: Path | None = None
-) -> Network:
-    """Train, or go on with what the folder has; or read the weights of a checkpoint."""
-    place = run_folder(folder, run.method, run.seed) / "checkpoint.pt"
-    if checkpoint is None:
-        _check_same(run, place.with_name("network.json"), begun=place.exists())
-        done = load_checkpoint(place)
-        if done is None or done["step"] < run.training.steps:
-            status = train(run, folder, device=str(device), resume=done is not None)
-            if status != "finished":
-                raise PlanError(f"training ended {status}: see {str(place.parent)!r}")
-            done = load_checkpoint(place)
-        assert done is not None
-        weights = done["model"]
-    else:
-        weights = _weights(checkpoint)
-    problem, precision = build_problem(run.problem, run.seed), run.training.precision
-    set_products(precision)
-    try:
-        problem.model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise PlanError(f"the checkpoint does not fit the model: {error}") from error
-    model = problem.model.to(device).eval()
-    train_, validation = problem.train.to(device), problem.validation.to(device)
-    if lay_out_(model, precision):
-        train_, validation = ChannelsLast(train_), ChannelsLast(validation)
-    return Network(problem, model, train_, validation, precision, device)
-
-
-def _check_same(run: Run, path: Path, *, begun: bool) -> None:
-    """A folder's network is used again only for the run that made it."""
-    source = str(run.problem.get("function", "")).rpartition(":")[0]
-    code = Path(source).read_bytes() if source and Path(source).exists() else b""
-    made_by = {**run.as_dict(), "code": hashlib.sha256(code).hexdigest()}
-    text = json.dumps(made_by, sort_keys=True, indent=1)
-    if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
-        raise PlanError(f"{str(path.parent)!r} holds another network: choose another --out")
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8")
-
-
-def _weights(path: Path) -> Mapping[str, Tensor]:
-    """A state dict, or the lab's checkpoint that has one."""
-    content = load_checkpoint(path)
-    if content is None:
-        raise PlanError(f"there is no checkpoint {str(path)!r}")
-    weights: Mapping[str, Tensor] = content.get("model", content)
-    return weights
-
-
-# ---- the comparison -----------------------------------------------------------------------------
-
-
-def check(
-    criteria: Sequence[str], sparsities: Sequence[float], gradients: int, finetune: int
-) -> dict[str, Row]:
-    """The criteria by name; refuses what cannot be compared, before anything is trained."""
-    for sparsity in sparsities:
-        if not 0 < sparsity < 1:
-            raise PlanError(f"--sparsity must be numbers in (0, 1), got {sparsity!r}")
-    if gradients < 10:
-        raise PlanError(f"--gradients must be at least 10, got {gradients}")
-    if finetune < 0:
-        raise PlanError(f"--finetune must be a whole number of epochs >= 0, got {finetune}")
-    return {name: row_of(name) for name in criteria}
+    def keys(self) -> list[Key]:
+        """Of all results, but for the whole network's."""
+        return [self.key(c, s) for c in self.criteria for s in self.sparsities]
 
 
 def compare(
     network: Network,
     seed: int,
-    sparsities: Sequence[float],
+    ask: Ask,
     *,
-    criteria: Sequence[str] = tuple(ROWS),
-    gradients: int = 300,
-    finetune: int = 0,
+    done: Collection[Key] = (),
     keep: Callable[[Result, nn.Module], Any] = lambda result, model: None,
 ) -> Iterator[Result]:
-    """Prune by every criterion to every sparsity, one result after the other."""
-    rows = check(criteria, sparsities, gradients, finetune)
-    told = network.evaluated(network.model)
-    yield Result("none", 0.0, seed, told["loss"], told["metric"], 0, 0.0, None, 0)
-    for name, row in rows.items():
-        begun = time.perf_counter()
-        measured, norms = _measured(network, row, gradients, seed)
-        spent = time.perf_counter() - begun
-        for sparsity in sparsities:
-            begun = time.perf_counter()
-            taken = 0 if measured is None else measured.gradients
-            temper = row.temper
-            if temper is None:
-                assert measured is not None
-                temper, more = _trial(network, row, measured, gradients, sparsity, seed)
-                taken += more
-            worth = scores(network.model, measured, row.criterion, temper=temper, norms=norms)
-            cost = taken, spent + time.perf_counter() - begun, temper
+    """Prune by every criterion to every sparsity, one result after the other, but those done."""
+    if WHOLE not in done:
+        told = network.evaluated(network.model)
+        yield Result("none", 0.0, seed, told["loss"], told["metric"])
+    known: dict[Any, tuple[Measured, int, float]] = {}
+    for name, row in ask.rows().items():
+        judge = _Judge(network, row, ask.gradients // ask.rounds, seed, known)
+        for sparsity in ask.sparsities:
+            key = ask.key(name, sparsity)
+            if key in done:
+                continue
             model = copy.deepcopy(network.model)
-            prune(model, worth, sparsity, scope=row.scope)
-            _restore(network, model, finetune, seed)
+            found = _pruned(judge, model, judge.first(), sparsity, ask)
+            costs = judge.costs()
+            _restore(network, model, ask.finetune, seed)
             told = network.evaluated(model)
-            result = Result(name, sparsity, seed, told["loss"], told["metric"], *cost, finetune)
+            result = Result(
+                name, sparsity, seed, told["loss"], told["metric"], *costs, found.sparsity, *key[2:]
+            )
             keep(result, model)
             yield result
 
 
-def _measured(
-    network: Network, row: Row, gradients: int, seed: int
-) -> tuple[Sensitivity | None, dict[str, Tensor] | None]:
-    if row.criterion == "wanda":
-        seen = islice(network.batches(seed), RECALIBRATION_BATCHES)
-        with autocast(network.precision, network.device):
-            return None, input_norms(network.model, lambda batch: network.model(batch[0]), seen)
-    if not row.gradients:
-        return None, None
-    share = 1 - TRIAL_SHARE if row.temper is None else 1.0
-    return _sensitivity(network, row, int(share * gradients), seed), None
+Measured = Sensitivity | dict[str, Tensor] | None
+"""A sensitivity, norms of inputs, or nothing."""
 
 
-def _sensitivity(
-    network: Network,
-    row: Row,
-    gradients: int,
-    seed: int,
-    center: Mapping[str, Tensor] | None = None,
-) -> Sensitivity:
-    radius = default_radius(network.model) if row.radius is None else row.radius
-    return sensitivity(
-        network.model,
-        lambda batch: network.loss(batch).backward(),
-        islice(network.batches(seed + (center is not None)), max(1, gradients // row.gradients)),
-        radius,
-        terms=CRITERIA[row.criterion][0],
-        seed=seed,
-        center=center,
-    )
+class _Judge:
+    """A criterion at work: it measures and scores, and counts what that takes."""
+
+    def __init__(
+        self,
+        network: Network,
+        row: Row,
+        gradients: int,
+        seed: int,
+        known: dict[Any, tuple[Measured, int, float]],
+    ):
+        """``known`` are measurements of the whole network, which criteria may share."""
+        self.known = known
+        self.network, self.row, self.seed, self.allowed = network, row, seed, gradients
+        self.radius = row.radius
+        if row.gradients > 1 and self.radius is None:
+            self.radius = default_radius(network.model)
+        self.temper = row.temper
+        self.clock = Clock(network.device)
+        self.gradients = 0
+
+    def first(self) -> Measured:
+        """What the scores need of the whole network; the costs of a sparsity begin with it."""
+        row = self.row
+        kind = row.criterion, self.radius, row.temper is None
+        if kind not in self.known:
+            self.gradients, self.clock.seconds = 0, 0.0
+            found = self.measured(self.network.model)
+            self.known[kind] = found, self.gradients, self.clock.seconds
+        found, self.gradients, self.clock.seconds = self.known[kind]
+        return found
+
+    def costs(self) -> tuple[int, float, float | None, float | None]:
+        """Gradients, seconds, exponent and radius."""
+        return self.gradients, self.clock.seconds, self.temper, self.radius
+
+    def measured(self, model: nn.Module) -> Measured:
+        """What the scores need of a model."""
+        self.clock.start()
+        found = self._measured(model)
+        if isinstance(found, Sensitivity):
+            self.gradients += found.gradients
+        self.clock.pause()
+        return found
+
+    def _measured(self, model: nn.Module) -> Measured:
+        if self.row.criterion == "wanda":
+            seen = islice(self.network.batches(self.seed), CALIBRATION_BATCHES)
+            return input_norms(model, lambda batch: self.network.forward(batch, model), seen)
+        if not self.row.gradients:
+            return None
+        share = 1 - TRIAL_SHARE if self.row.temper is None else 1.0
+        return self._sensitivity(model, int(share * self.allowed))
+
+    def _sensitivity(
+        self, model: nn.Module, gradients: int, center: Mapping[str, Tensor] | None = None
+    ) -> Sensitivity:
+        row, trial = self.row, center is not None
+        return sensitivity(
+            model,
+            lambda batch: self.network.loss(batch, model).backward(),
+            islice(self.network.batches(self.seed + trial), max(1, gradients // row.gradients)),
+            1.0 if self.radius is None else self.radius,  # not used without probes
+            terms=CRITERIA[row.criterion][0],
+            seed=self.seed,
+            center=center,
+        )
+
+    def scores(self, model: nn.Module, found: Measured, sparsity: float) -> dict[str, Tensor]:
+        """How much every weight of the model is worth."""
+        self.clock.start()
+        measured = found if isinstance(found, Sensitivity) else None
+        if measured is not None and self.row.temper is None:
+            self.temper = self._trial(model, measured, sparsity)
+        norms = None if isinstance(found, Sensitivity) else found
+        temper = 1.0 if self.temper is None else self.temper
+        worth = scores(model, measured, self.row.criterion, temper=temper, norms=norms)
+        self.clock.pause()
+        return worth
+
+    def _trial(self, model: nn.Module, measured: Sensitivity, sparsity: float) -> float:
+        """The exponent; the Fisher is a square, and gets half of it."""
+
+        def measure(center: Mapping[str, Tensor]) -> Sensitivity:
+            there = self._sensitivity(model, int(TRIAL_SHARE * self.allowed), center)
+            self.gradients += there.gradients
+            return there
+
+        slope = tempering_for(model, measured, sparsity, measure, criterion=self.row.criterion)
+        return min(1.0, max(0.05, slope)) / (2 if self.row.criterion == "fisher" else 1)
+
+    def update(self, model: nn.Module, sparsity: float, structure: str) -> Pruned | None:
+        """Update what stays, in place: as SparseGPT does it with its masks, or behind others."""
+        self.clock.start()
+        seen = islice(self.network.batches(self.seed), UPDATE_BATCHES)
+
+        def forward(batch: Any) -> Any:
+            return self.network.forward(batch, model)
+
+        found = None
+        if self.row.refit:
+            refit(model, forward, seen)
+        else:
+            found = sparsegpt(model, forward, seen, sparsity, structure=structure)
+        self.clock.pause()
+        return found
 
 
-def _trial(
-    network: Network, row: Row, measured: Sensitivity, gradients: int, sparsity: float, seed: int
-) -> tuple[float, int]:
-    """The exponent, and the gradients it took; the Fisher is a square, and gets half of it."""
-    taken = []
+def _pruned(judge: _Judge, model: nn.Module, first: Measured, sparsity: float, ask: Ask) -> Pruned:
+    """The model, pruned in place, in as many rounds as asked for."""
+    row, found = judge.row, first
+    for turn in range(1, ask.rounds + 1):
+        share = 1 - (1 - sparsity) ** (turn / ask.rounds)
+        if turn > 1:
+            _recalibrate(judge.network, model, judge.seed)
+            found = judge.measured(model)
+        if row.criterion == "sparsegpt":
+            pruned = judge.update(model, share, ask.structure)
+        else:
+            worth = judge.scores(model, found, sparsity)
+            pruned = prune(model, worth, share, scope=row.scope, structure=ask.structure)
+            if row.refit:
+                _recalibrate(judge.network, model, judge.seed)
+                judge.update(model, share, ask.structure)
+    assert pruned is not None
+    return pruned
 
-    def measure(center: Mapping[str, Tensor]) -> Sensitivity:
-        there = _sensitivity(network, row, int(TRIAL_SHARE * gradients), seed, center)
-        taken.append(there.gradients)
-        return there
 
-    slope = tempering_for(network.model, measured, sparsity, measure, criterion=row.criterion)
-    return min(1.0, max(0.05, slope)) / (2 if row.criterion == "fisher" else 1), taken[0]
+def _restore(network: Network, model: nn.Module, finetune: float, seed: int) -> None:
+    """BatchNorm statistics of what is left, or a little training with the masks on."""
+    if not finetune:
+        _recalibrate(network, model, seed)
+        return
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=FINETUNE_RATE)
+    steps = max(1, round(finetune * len(network.train)))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, FINETUNE_RATE, total_steps=steps)
+    for batch in islice(network.batches(seed + 1), steps):
+        optimizer.zero_grad()
+        network.loss(batch, model).backward()
+        optimizer.step()
+        schedule.step()
+    model.eval()
 
 
-def _restore(network: Network, model: nn.Module, finetune: int, seed: int) -> None:
-    """BatchNorm statistics of what is left, and a little training with the masks on."""
-    if finetune:
-        model.train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=FINETUNE_RATE)
-        steps = finetune * len(network.train)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, FINETUNE_RATE, total_steps=steps)
-        for batch in islice(network.batches(seed + 1), steps):
-            optimizer.zero_grad()
-            network.loss(batch, model).backward()
-            optimizer.step()
-            schedule.step()
-        model.eval()
-    else:
-        seen = islice(network.batches(seed), RECALIBRATION_BATCHES)
-        with autocast(network.precision, network.device):
-            recalibrate(model, lambda batch: model(batch[0]), seen)
+def _recalibrate(network: Network, model: nn.Module, seed: int) -> None:
+    seen = islice(network.batches(seed), CALIBRATION_BATCHES)
+    recalibrate(model, lambda batch: network.forward(batch, model), seen)

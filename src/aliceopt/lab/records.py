@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import aliceopt
-from aliceopt.lab.words import plain
+from aliceopt.lab.words import counted, plain
 from aliceopt.lab.writing import replacing, write_all, writing
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "RecordError",
     "RunRecord",
     "Silent",
+    "device_name",
     "load_checkpoint",
     "read_found",
     "read_plan",
@@ -197,6 +198,13 @@ def _is_plan(plan: Any) -> bool:
         isinstance(run, dict) and run.get("method") in methods and isinstance(run.get("seed"), int)
         for run in runs
     )
+
+
+def device_name(device: torch.device) -> str:
+    """What the numbers were made on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"
 
 
 @cache

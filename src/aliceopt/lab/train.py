@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import platform
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from aliceopt.lab.records import (
     Journal,
     RecordError,
     Silent,
+    device_name,
     load_checkpoint,
     run_folder,
     save_checkpoint,
@@ -40,7 +40,6 @@ from aliceopt.lab.records import (
 from aliceopt.lab.spec import Run
 from aliceopt.lab.stopping import Stop
 from aliceopt.lab.team import Team
-from aliceopt.lab.words import counted
 from aliceopt.lab.writing import WriteError
 from aliceopt.landscape import power_law
 
@@ -266,7 +265,7 @@ class Loop:
             run={"method": run.method, "label": run.label, "seed": run.seed},
             config=run.as_dict(),
             versions=versions(),
-            device=_device_name(self.device),
+            device=device_name(self.device),
             parameters=sum(p.numel() for p in self.model.parameters()),
             blocks=blocks_in_words(self.model),
             batches=len(self.data),
@@ -397,9 +396,3 @@ class Loop:
         restore_host_states(host)
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda[0].cpu(), self.device)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"

@@ -1,5 +1,5 @@
-"""The report of a study or an experiment: one HTML file that explains itself."""
+"""Reports: one HTML file each, of a study or experiment, a compression, a landscape."""
 
-from aliceopt.lab.report.page import write_report
+from aliceopt.lab.report.study import write_report
 
 __all__ = ["write_report"]

@@ -1,82 +1,33 @@
-"""The report of a study or an experiment: one HTML file that explains itself.
-
-It needs nothing but itself: figures are inside, nothing is requested, and it reads with scripts
-off. What did not finish is said as plainly as what did.
-"""
+"""A page from its template: one file, no requests, readable with scripts off and on paper."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from aliceopt.lab.records import RunRecord, read_plan, read_runs
-from aliceopt.lab.report.panels import COSTS, curvature_panels, curve_panels, rate_panel
-from aliceopt.lab.report.strips import forest, result_strips, term_strips
-from aliceopt.lab.report.tables import (
-    comparison_table,
-    method_table,
-    run_table,
-    settings_table,
-)
-from aliceopt.lab.results.describe import (
-    data_note,
-    is_generated,
-    precision_note,
-    problem_name,
-    tuning_cost,
-    usual_rates,
-)
-from aliceopt.lab.results.deviations import remark
-from aliceopt.lab.results.finding import find
-from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
-from aliceopt.lab.results.summary import (
-    Summary,
-    best_method,
-    describe_counts,
-    outcome,
-    reason,
-    summarize,
-)
-from aliceopt.lab.results.table import unique_labels
-from aliceopt.lab.words import counted, settings_in_words, training_in_words
 from aliceopt.lab.writing import replacing
 
-__all__ = ["write_report"]
+__all__ = ["Picture", "data_uri", "write_page"]
 
-_READING = {
-    "Curvature term": "what shortens Alice's steps: glass, the gradient's jumps at ReLU-like "
-    "kinks; abs, rms and signed, three ways to average the Hessian's diagonal; or none of them.",
-    "Step": "NAQ (Nesterov-accelerated quasi-Newton) goes a fraction of each quasi-Newton step and "
-    "takes gradients further ahead; full goes all of it.",
-    "Gradient": "one forward and backward pass on a batch. Alice takes three of them when it "
-    "measures curvature and one otherwise.",
-    "Time": "training steps only, without evaluation; runs done side by side slow each other down.",
-    "95% interval": "where the true mean difference at these learning rates lies, by a paired "
-    "t-test over seeds. Comparisons are corrected (Holm), those of terms and steps together and "
-    "those with the best method together: where these settings do not truly differ, either claims "
-    "a difference at most 1 time in 20, and an interval leaves out zero exactly where one is "
-    "claimed. Tuned rates may differ by luck, which no interval counts. Each holds "
-    "with 95% confidence or more, not all at once. Those of the best method allow for its being "
-    "picked.",
-    "Not established": "a difference that one test alone would see, or results of one method that "
-    "all lie beyond those of the other, but not enough after the correction.",
-}
+_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
-_PAGE = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=StrictUndefined,
-)
+class Picture(NamedTuple):
+    """A drawn figure: the question that it answers, what is seen, and the same in words."""
+
+    path: Path
+    question: str
+    caption: str
+    alt: str
+
+
+def data_uri(path: Path) -> str:
+    """An address that holds the whole picture."""
+    return f"data:{_TYPES[path.suffix]};base64,{b64encode(path.read_bytes()).decode()}"
 
 
 def _unbroken(escaped: str) -> str:
@@ -85,222 +36,19 @@ def _unbroken(escaped: str) -> str:
     return re.sub("`([^`]*)`", r"<code>\1</code>", whole)
 
 
-_PAGE.filters["unbroken"] = _unbroken
+_PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+_PAGES.filters |= {"unbroken": _unbroken, "data_uri": data_uri}
 
 
-def write_report(folder: str | os.PathLike[str], target: float | None = None) -> Path:
-    """Write ``report.html`` from the records in ``folder``.
-
-    Works on whatever is there: runs may be missing, interrupted or diverged.
-    """
-    place = Path(folder)
-    plan = _told_apart(read_plan(place))
-    runs = read_runs(place, plan)
-    summary = summarize(plan, runs, target)
-    finding = find(plan, runs, summary)
-    content = _PAGE.get_template("page.html").render(
-        plan=plan,
-        title=_title(plan),
-        facts=_facts(plan, runs, summary),
-        finding=finding,
-        forest=forest(plan, finding.comparisons, finding.choice),
-        comparisons=comparison_table(plan, finding.comparisons),
-        gains=_gains(plan),
-        precision=precision_note(plan, runs),
-        results=method_table(plan, summary),
-        results_note=_results_note(plan, runs, summary),
-        chips=_chips(plan, summary),
-        redrawn=_redrawn(plan, place / "figures"),
-        rates=rate_panel(plan),
-        curves=curve_panels(plan, runs),
-        costs=COSTS,
-        terms=term_strips(plan, finding.comparisons),
-        finals=result_strips(plan, runs, summary),
-        curvature=curvature_panels(plan, runs),
-        lost=_lost(runs),
-        reading=_READING,
-        setting=_setting(plan, runs, summary),
-        settings=settings_table(plan),
-        runs=run_table(plan, runs),
-        planned=counted(len(runs), "planned run"),
-        command=plan.get("command") or _command(plan),
-        reproduce=_reproduce(runs),
-    )
-    path = place / "report.html"
+def write_page(path: Path, template: str, **values: Any) -> Path:
+    """Write a page, whole or not at all. Every template has a kind, a title and facts."""
+    content = _PAGES.get_template(template).render(**values)
     with replacing(path) as beside:
         beside.write_text(content, encoding="utf-8")
     return path
-
-
-def _told_apart(plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan with labels that no two methods share."""
-    labels = unique_labels(plan)
-    named = {key: {**about, "label": labels[key]} for key, about in plan["methods"].items()}
-    return {**plan, "methods": named}
-
-
-def _title(plan: Mapping[str, Any]) -> str:
-    return str(plan.get("title") or plan.get("name") or "Report")
-
-
-def _facts(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
-    facts = [
-        problem_name(plan),
-        f"{counted(len(plan['methods']), 'method')}, {counted(len(plan['seeds']), 'seed')}",
-        f"runs: {describe_counts(summary.counts)}",
-        _dates(runs),
-    ]
-    return "; ".join(filter(None, facts))
-
-
-def _gains(plan: Mapping[str, Any]) -> str:
-    unit = "points" if plan["metric"] == "accuracy" else f"units of {plan['metric']}"
-    return f"In {unit}; a positive gain is better."
-
-
-def _chips(plan: Mapping[str, Any], summary: Summary) -> dict[str, tuple[str, str]]:
-    """Every method's label, and the family whose best it is; those with a result only."""
-    best = {s.method: f for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
-    return {
-        s.method: (s.label, best.get(s.method, "")) for s in summary.methods if s.median is not None
-    }
-
-
-def _dates(runs: Sequence[RunRecord]) -> str:
-    days = sorted({str(run.start["time"])[:10] for run in runs if run.start.get("time")})
-    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
-
-
-def _results_note(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
-    better = "higher" if plan["better"] == "higher" else "lower"
-    notes = [
-        f"Final validation {plan['metric']} ({better} is better) over finished seeds; gradient "
-        "evaluations and time are medians of a run. The best median of each family is bold.",
-        precision_note(plan, runs),
-    ]
-    if summary.target is not None:
-        value = show_value(summary.target.value, plan["metric"])
-        notes.append(
-            f"Target: {value}, {summary.target.rule}; its cost is read at the first evaluation "
-            "that reaches it, and is the median over seeds."
-        )
-    if plan.get("reference"):
-        notes.append(f"The paper: {plan['reference']}.")
-    if plan["kind"] == "experiment":
-        notes.append(remark(plan, runs))
-    return " ".join(filter(None, notes))
-
-
-def _redrawn(plan: Mapping[str, Any], folder: Path) -> str:
-    """The experiment's figure as an address that holds the whole file, if it was drawn."""
-    for suffix, kind in ((".svg", "svg+xml"), (".png", "png")):
-        path = folder / f"{plan['name']}{suffix}"
-        if plan["kind"] == "experiment" and path.exists():
-            return f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}"
-    return ""
-
-
-def _lost(runs: Sequence[RunRecord]) -> list[str]:
-    """Runs without a result, by method, state and reason."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for run in runs:
-        if outcome(run) != "finished":
-            groups.setdefault((run.label, outcome(run), reason(run)), []).append(run.seed)
-    return [
-        f"{label}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}: "
-        f"{status}{f': {why}' if why else ''}"
-        for (label, status, why), seeds in groups.items()
-    ]
-
-
-def _setting(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary
-) -> dict[str, str]:
-    """How it was run; what is unknown is empty."""
-    starts = [run.start for run in runs if run.start]
-    training = plan.get("training") or {}
-    source = plan.get("problem")
-    model = source.get("model") if isinstance(source, Mapping) else None
-    steps = sorted({run["steps"] for run in plan["runs"]})
-    return {
-        "Command": str(plan.get("command") or ""),
-        "Problem": problem_name(plan),
-        "Data": data_note(plan, runs) + _generated(plan, runs),
-        "Model": settings_in_words(model) if isinstance(model, Mapping) else "",
-        "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
-        "Budget": f"{_range(steps)} steps a run, {_budget(plan)}",
-        "Training": training_in_words(training, _schedules(runs)) if training else "",
-        "Learning rates": f"{_rates(plan)}; see below",
-        "Seeds": ", ".join(map(str, plan["seeds"])),
-        "Versions": _unique(settings_in_words(s.get("versions") or {}) for s in starts),
-        "Device": _unique(str(s.get("device", "")) for s in starts),
-        "Date": _unique(str(s.get("time", "")) for s in starts[:1]),
-        "In all": f"{show_count(summary.gradients)} gradient evaluations, "
-        f"{show_seconds(summary.seconds)} of training steps",
-    }
-
-
-def _budget(plan: Mapping[str, Any]) -> str:
-    budget, paces = plan.get("budget", "steps"), plan.get("paces")
-    if not paces:
-        return f"equal {budget}"
-    span = " to ".join(f"{1000 * pace:.3g}" for pace in (min(paces.values()), max(paces.values())))
-    return f"as many as fit into {budget}, by timing a few first ({span} ms a step)"
-
-
-def _schedules(runs: Sequence[RunRecord]) -> dict[str, Mapping[str, Any]]:
-    """The schedule of every method that has begun, by its label."""
-    found = {run.label: (run.config.get("training") or {}).get("schedule") for run in runs}
-    return {label: schedule for label, schedule in found.items() if schedule is not None}
-
-
-def _rates(plan: Mapping[str, Any]) -> str:
-    tuned = plan.get("tuned")
-    if isinstance(tuned, Mapping):
-        return (
-            f"for each method the best of those tried, half a power of ten apart, at seeds "
-            f"{' and '.join(map(str, tuned['seeds']))}: {tuning_cost(plan)}, not counted here"
-        )
-    if plan["kind"] == "experiment":
-        return f"{usual_rates(plan)}, not tuned here"
-    return "not tuned: each method's usual one"
-
-
-def _generated(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
-    return (
-        "; generated data, which say nothing about the real set" if is_generated(plan, runs) else ""
-    )
-
-
-def _range(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return "no"
-    return " to ".join(show_count(n) for n in dict.fromkeys((numbers[0], numbers[-1])))
-
-
-def _unique(values: Any) -> str:
-    return "; ".join(dict.fromkeys(v for v in values if v))
-
-
-def _reproduce(runs: Sequence[RunRecord]) -> str:
-    commit = next(
-        (v["commit"] for r in runs if (v := r.start.get("versions") or {}).get("commit")), ""
-    )
-    where = f" at commit {commit}" if commit else ""
-    return (
-        f"With aliceopt{where}. Seeds fix the weights, the order of the data and the probes; on a "
-        "CPU the same versions and number of threads give the same results to the bit. The "
-        "records beside this file hold every number shown here."
-    )
-
-
-def _command(plan: Mapping[str, Any]) -> str:
-    """The command that the plan amounts to."""
-    which = plan["seeds"]
-    first = which == list(range(len(which)))
-    seeds = ["--seeds", str(len(which)) if first else ",".join(map(str, which)) + ","]
-    if plan["kind"] == "experiment":
-        return shlex.join(["aliceopt", "run", plan["name"], "--scale", plan["scale"], *seeds])
-    source = plan.get("problem")
-    function = source.get("function") if isinstance(source, Mapping) else None
-    return shlex.join(["aliceopt", "study", *(["--problem", function] if function else []), *seeds])

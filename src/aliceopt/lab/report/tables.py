@@ -25,7 +25,15 @@ from aliceopt.lab.results.summary import (
     reason,
 )
 
-__all__ = ["Table", "comparison_table", "method_table", "run_table", "settings_table"]
+__all__ = [
+    "Cell",
+    "Row",
+    "Table",
+    "comparison_table",
+    "method_table",
+    "run_table",
+    "settings_table",
+]
 
 
 class Cell(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +27,7 @@ __all__ = [
     "gather",
     "kept_line",
     "mean_seconds",
+    "merged",
     "read_kept",
     "settings_digest",
 ]
@@ -180,19 +181,24 @@ def add(lines: Sequence[Line], folder: Path, *, overwrite: bool = False) -> list
     """
     for line in lines:
         check_line(line, "the run")
-    merged = []
+    files = []
     for name in dict.fromkeys(line["experiment"] for line in lines):
         path = folder / f"{name}.jsonl"
         mine = [line for line in lines if line["experiment"] == name]
-        merged.append((path, *_merged(read_kept(path), mine, path, overwrite)))
-    for path, content, _ in merged:
+        files.append((path, *merged(read_kept(path), mine, path, overwrite, _end)))
+    for path, content, _ in files:
         _write(path, content)
-    return [told for *_, told in merged]
+    return [told for *_, told in files]
 
 
-def _merged(
-    there: Sequence[Line], mine: Sequence[Line], path: Path, overwrite: bool
+def merged(
+    there: Sequence[Line],
+    mine: Sequence[Line],
+    path: Path,
+    overwrite: bool,
+    end: Callable[[Line], str],
 ) -> tuple[list[Line], Added]:
+    """Lines and new ones, by their ids, and what was done; ``end`` says how one came out."""
     known = {line["id"]: line for line in there}
     new = replaced = same = 0
     for line in mine:
@@ -202,8 +208,8 @@ def _merged(
             continue
         if old is not None and not overwrite:
             raise RecordError(
-                f"{str(path)!r} has {line['id']} of {old['date']} with {_end(old)}, and this one "
-                f"of {line['date']} ended with {_end(line)}: --overwrite puts it in its place"
+                f"{str(path)!r} has {line['id']} of {old['date']} with {end(old)}, and this one "
+                f"of {line['date']} ended with {end(line)}: --overwrite puts it in its place"
             )
         new, replaced = new + (old is None), replaced + (old is not None)
         known[line["id"]] = line

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.compression_table import as_table
 from aliceopt.lab.results.filed import changes
 from aliceopt.lab.results.kept import Line, mean_seconds, read_kept, settings_digest
+from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
 from aliceopt.lab.results.numbers import decimals, show_count, show_seconds
 from aliceopt.lab.results.paired import Paired
 
@@ -73,8 +75,13 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
     """A table for every experiment, scale and device."""
     from rich.text import Text
 
-    wanted = f"{experiment or '*'}.jsonl"
-    lines = [line for path in sorted(folder.glob(wanted)) for line in read_kept(path)]
+    paths = sorted(folder.glob(f"{experiment or '*'}.jsonl"))
+    pruned = [path for path in paths if path.name.startswith(PREFIX)]
+    for path in pruned:
+        _print_compression(path, console)
+    lines = [line for path in paths if path not in pruned for line in read_kept(path)]
+    if pruned and not lines:
+        return
     if not lines:
         of = f" of {experiment!r}" if experiment else ""
         raise RecordError(
@@ -97,6 +104,14 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
         ),
         style="dim",
     )
+
+
+def _print_compression(path: Path, console: Console) -> None:
+    for title, rows, said in kept_tables(path):
+        console.print(title, style="bold", markup=False)
+        console.print(as_table(rows))
+        for line in said:
+            console.print(line, markup=False)
 
 
 def _by_rate(line: Line) -> tuple[Any, ...]:

@@ -9,6 +9,10 @@ A page holds a place for a number or a table, a comment of HTML that says what b
     <!-- results: mean pays-gpt adamw@8e-3 -->...                   likewise, at that rate
     <!-- results: seconds pays-gpt ahead-1_5 -->...                 of a run
     <!-- results: runs pays-gpt -->...                              how many are kept
+    <!-- results: compress pays-gpt rounds=3 -->...        losses of pruned networks, by criterion
+    <!-- results: compress-radii pays-gpt -->...           the same, by the probes' radius
+    <!-- results: compress-layers pays-gpt 0.5 -->...      what predictions by layer are worth
+    <!-- results: compress-lead pays-gpt refit wanda 0.7 -->...   how much lower a loss is
 
 ``pays-gpt/long`` is the experiment at another scale than lab. What stands between the comments is
 replaced; a page without them is left as it is.
@@ -26,6 +30,7 @@ from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import as_filed
 from aliceopt.lab.results.kept import mean_seconds, read_kept
 from aliceopt.lab.results.kept_compare import HEAD, PLACES, Compared, compare_kept, difference
+from aliceopt.lab.results.kept_compression import page_kinds
 from aliceopt.lab.results.numbers import MINUS, show_seconds, signed
 
 __all__ = ["fill"]
@@ -119,4 +124,5 @@ _KINDS: dict[str, Callable[..., str]] = {
     "mean": _mean,
     "seconds": _seconds,
     "runs": _runs,
+    **page_kinds,
 }

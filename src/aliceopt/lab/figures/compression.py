@@ -1,0 +1,116 @@
+"""Pictures of a comparison of pruning criteria: by share removed, by radius, and by layer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from aliceopt.lab.calibration import Calibration
+from aliceopt.lab.compression import Result, row_of
+from aliceopt.lab.figures import style
+from aliceopt.lab.figures.outcomes import LOOKS
+from aliceopt.lab.results.compression_table import (
+    PREDICTED,
+    at,
+    criteria,
+    default_radius_of,
+    loss_at,
+    sparsities,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_compression", "draw_layers", "draw_radii"]
+
+_LEFT_OUT = ("taylor", "fisher-trial", "point", "free", "both", "trial")
+"""Not drawn where there are more criteria than lines that can be told apart."""
+
+
+def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
+    """Loss against the share removed, a line a criterion; those at a given radius are left out."""
+    target = style.checked_path(path)
+    shown = [name for name in criteria(results) if "@" not in name] or criteria(results)
+    if len(shown) > len(LOOKS):
+        shown = [name for name in shown if name not in _LEFT_OUT]
+    shares = sparsities(results)
+    with style.look():
+        figure = style.new_figure(3.2 + 0.2 * len(shown))
+        axes = figure.add_subplot()
+        _whole(axes, results)
+        for look, name in zip(cycle(LOOKS), shown, strict=False):
+            means = [_drawn(loss_at(results, name, share)) for share in shares]
+            percent = [100 * share for share in shares]
+            axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **look)
+        axes.set_xlabel("weights removed, %")
+        axes.set_ylabel("validation loss")
+        figure.legend(loc="outside upper left")
+        return style.save(figure, target)
+
+
+def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path | None:
+    """Loss against the probes' radius, a line a sparsity, the default marked.
+
+    None where ``curvature`` was tried at fewer than two radii.
+    """
+    names = [name for name in criteria(results) if name.startswith("curvature@")]
+    radii = {name: row_of(name).radius or 0.0 for name in names}
+    names.sort(key=lambda name: radii[name])
+    if len(names) < 2:
+        return None
+    target, default = style.checked_path(path), default_radius_of(results)
+    with style.look():
+        figure = style.new_figure(3.6)
+        axes = figure.add_subplot()
+        _whole(axes, results)
+        for look, share in zip(cycle(LOOKS), sparsities(results), strict=False):
+            means = [_drawn(loss_at(results, name, share)) for name in names]
+            label = f"{100 * share:g}% removed"
+            axes.plot([radii[n] for n in names], means, label=label, lw=1.2, ms=4, **look)
+            if default is not None:
+                marked = _drawn(loss_at(results, "curvature", share))
+                axes.plot(default, marked, marker="*", ms=11, ls="", color=look["color"])
+        if default is not None:
+            axes.axvline(default, color="0.6", lw=0.8, ls=":", label="the default radius")
+        axes.set_xscale("log")
+        axes.set_xlabel("radius of the probes, in units of the weights")
+        axes.set_ylabel("validation loss")
+        figure.legend(loc="outside upper left", ncols=2)
+        return style.save(figure, target)
+
+
+def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) -> Path:
+    """Predicted against measured rises, a point a layer and seed; both axes are logarithmic."""
+    target = style.checked_path(path)
+    with style.look():
+        figure = style.new_figure(4.4)
+        axes = figure.add_subplot()
+        layers = [layer for one in found.values() for layer in one.layers if layer.measured > 0]
+        for look, (name, label) in zip(LOOKS, PREDICTED.items(), strict=False):
+            points = [(x.measured, x.predicted[name]) for x in layers if x.predicted[name] > 0]
+            xs, ys = ([p[i] for p in points] for i in range(2))
+            axes.plot(xs, ys, label=label, ls="", ms=4, marker=look["marker"], color=look["color"])
+        if layers:
+            ends = [min(x.measured for x in layers), max(x.measured for x in layers)]
+            axes.plot(ends, ends, color="0.6", lw=0.8, label="as predicted")
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.set_xlabel("measured rise of the loss")
+        axes.set_ylabel("predicted")
+        figure.legend(loc="outside upper left", ncols=2)
+        return style.save(figure, target)
+
+
+def _whole(axes: Axes, results: Sequence[Result]) -> None:
+    whole = [r.loss for r in at(results, "none", 0.0).values()]
+    if whole:
+        axes.axhline(fmean(whole), color="0.6", lw=0.8, label="none removed")
+
+
+def _drawn(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.nan

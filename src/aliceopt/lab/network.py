@@ -1,0 +1,195 @@
+"""A network to compress: trained once a seed, kept in its folder, and found there the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aliceopt.lab.evaluation import evaluate
+from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan
+from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
+from aliceopt.lab.problem import Problem
+from aliceopt.lab.problems import build_problem
+from aliceopt.lab.records import load_checkpoint, run_folder
+from aliceopt.lab.rules import try_problem
+from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.study import SETTINGS
+from aliceopt.lab.train import Progress, train
+from aliceopt.lab.writing import replacing
+
+__all__ = ["JOURNAL", "Batch", "Network", "check_same", "check_source", "network_of", "problem_run"]
+
+Batch = tuple[Any, Any]
+
+JOURNAL = "compression.jsonl"
+"""The records of what was made of a network, in its folder."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained model with its data on a device, and how it is computed."""
+
+    problem: Problem
+    model: nn.Module
+    train: Any
+    validation: Any
+    precision: str
+    device: torch.device
+    validation_batches: int | None = None
+
+    def loss(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+        """Of a batch."""
+        outputs = self.forward(batch, model)
+        with autocast(self.precision, self.device):
+            return self.problem.loss(outputs, batch[1]).reshape(())
+
+    def forward(self, batch: Batch, model: nn.Module | None = None) -> Any:
+        """The outputs of a model for a batch, in this precision."""
+        with autocast(self.precision, self.device):
+            return (self.model if model is None else model)(batch[0])
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """Training batches without end."""
+        epoch = 0
+        while True:
+            yield from (self.train.batch(seed, epoch, i) for i in range(len(self.train)))
+            epoch += 1
+
+    def evaluated(self, model: nn.Module) -> dict[str, float]:
+        """Loss and metric on the validation data."""
+        with autocast(self.precision, self.device):
+            return evaluate(self.problem, model, self.validation, self.validation_batches)
+
+
+def problem_run(
+    source: str | None,
+    seed: int,
+    *,
+    scale: str = "lab",
+    data: Path | None = None,
+    precision: str | None = None,
+    epochs: float | None = None,
+) -> Run:
+    """How the network is trained: with AdamW, as an experiment, a study or the digits have it.
+
+    ``source`` names an experiment that has a method ``adamw``, or a function
+    (``file.py:function``); None: the digits.
+    """
+    if source is not None and ":" not in source:
+        check_source(source)
+        plan = experiment_plan(
+            source, scale, seeds=[seed], methods=["adamw"], precision=precision, root=data
+        )
+        run = plan.runs[0]
+        return replace(run, training=replace(run.training, keep_checkpoint=True))
+    return _studied_run(source, seed, precision, epochs)
+
+
+def check_source(source: str) -> None:
+    """Refuse what is neither an experiment nor a function."""
+    if source not in EXPERIMENTS and ":" not in source:
+        raise PlanError(f"{source!r} is neither an experiment (aliceopt list) nor file.py:function")
+
+
+def _studied_run(source: str | None, seed: int, precision: str | None, epochs: float | None) -> Run:
+    """A function's problem or the digits, trained as a study trains AdamW."""
+    settings = SETTINGS
+    problem: dict[str, Any] = {"function": source}
+    if source is None:
+        problem = {key: settings[key] for key in ("model", "data")}
+        problem |= {"batch_size": settings["train"]["batch_size"], "metric": "accuracy"}
+    made = build_problem(problem, seed)
+    try_problem(made)
+    steps = max(1, round((epochs or settings["train"]["epochs"]) * len(made.train)))
+    training = Training(
+        steps=steps,
+        schedule=Schedule(**settings["train"]["schedule"]),
+        precision=precision or "float32",
+        evaluations=1,
+        logs=8,
+        keep_checkpoint=True,
+    )
+    options = {
+        k: v for k, v in settings["baselines"]["adamw"].items() if k in ("lr", "weight_decay")
+    }
+    return Run("adamw", "AdamW", "adamw", options, seed, problem, training)
+
+
+def network_of(
+    run: Run, folder: Path, device: torch.device, checkpoint: Path | None = None
+) -> Network:
+    """Train, or go on with what the folder has; or read the weights of a checkpoint."""
+    given = None if checkpoint is None else _weights(checkpoint)
+    made_by = check_same(run, folder, checkpoint)
+    with replacing(run_folder(folder, run.method, run.seed) / "network.json") as beside:
+        beside.write_text(made_by, encoding="utf-8")
+    weights = _trained(run, folder, device) if given is None else given
+    problem, precision = build_problem(run.problem, run.seed), run.training.precision
+    set_products(precision)
+    try:
+        problem.model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise PlanError(f"the checkpoint does not fit the model: {error}") from error
+    model = problem.model.to(device).eval()
+    if isinstance(problem.loss, nn.Module):
+        problem.loss.to(device)  # it may hold the weights of classes
+    train_, validation = problem.train.to(device), problem.validation.to(device)
+    if lay_out_(model, precision):
+        train_, validation = ChannelsLast(train_), ChannelsLast(validation)
+    most = run.training.validation_batches
+    return Network(problem, model, train_, validation, precision, device, most)
+
+
+def _trained(run: Run, folder: Path, device: torch.device) -> Mapping[str, Tensor]:
+    """The weights at the end of training, which is made, gone on with, or over."""
+    place = run_folder(folder, run.method, run.seed)
+    done = load_checkpoint(place / "checkpoint.pt")
+    if done is None or done["step"] < run.training.steps:
+        told: list[Progress] = []
+        status = train(run, folder, device=str(device), resume=done is not None, report=told.append)
+        if status == "interrupted":
+            raise KeyboardInterrupt
+        if status != "finished":
+            raise PlanError(f"training ended {status}: {told[-1].reason}; see {str(place)!r}")
+        done = load_checkpoint(place / "checkpoint.pt")
+    assert done is not None
+    weights: Mapping[str, Tensor] = done["model"]
+    return weights
+
+
+def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
+    """A folder's network and its records are used again only for the run that made them.
+
+    Returns what the run is known by. Where the data lies makes no difference, nor how many threads
+    there are.
+    """
+    source = str(run.problem.get("function", "")).rpartition(":")[0]
+    made_by = run.as_dict()
+    made_by["training"].pop("threads")
+    made_by["problem"].get("data", {}).pop("root", None)
+    for name, file in (("code", Path(source)), ("weights", checkpoint)):
+        content = file.read_bytes() if file is not None and file.is_file() else b""
+        made_by[name] = hashlib.sha256(content).hexdigest()
+    text = json.dumps(made_by, sort_keys=True, indent=1)
+    place = run_folder(folder, run.method, run.seed)
+    path = place / "network.json"
+    begun = any((place / name).exists() for name in ("checkpoint.pt", JOURNAL))
+    if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
+        raise PlanError(f"{str(place)!r} holds another network: choose another --out")
+    return text
+
+
+def _weights(path: Path) -> Mapping[str, Tensor]:
+    """A state dict, or the lab's checkpoint that has one."""
+    content = load_checkpoint(path)
+    if content is None:
+        raise PlanError(f"there is no checkpoint {str(path)!r}")
+    weights: Mapping[str, Tensor] = content.get("model", content)
+    return weights
