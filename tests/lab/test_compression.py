@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from aliceopt.cli import build
 from aliceopt.lab.calibration import PREDICTIONS, calibrate
-from aliceopt.lab.compression import ROWS, Network, Result, network_of, problem_run
+from aliceopt.lab.compression import ROWS, Result
+from aliceopt.lab.network import Network, network_of, problem_run
 from aliceopt.lab.problem import Problem
 from aliceopt.lab.results.compression_table import decision
 

@@ -57,8 +57,9 @@ def compress(
 
     from aliceopt.lab import carry_out
     from aliceopt.lab.calibration import calibrate
-    from aliceopt.lab.compression import ROWS, check, compare, network_of, problem_run
+    from aliceopt.lab.compression import ROWS, check, compare
     from aliceopt.lab.lock import locked
+    from aliceopt.lab.network import network_of, problem_run
     from aliceopt.lab.results.compression_table import calibration_table
     from aliceopt.lab.terminal import stdout_console
 

@@ -24,7 +24,7 @@ from aliceopt.compress import (
     scores,
     sensitivity,
 )
-from aliceopt.lab.compression import Network
+from aliceopt.lab.network import Network
 
 __all__ = ["PREDICTIONS", "Calibration", "LayerIncrease", "calibrate", "rank_correlation"]
 

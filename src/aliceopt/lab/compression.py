@@ -8,14 +8,11 @@ whole validation data.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -32,30 +29,11 @@ from aliceopt.compress import (
     sensitivity,
     tempering_for,
 )
-from aliceopt.lab.evaluation import evaluate
-from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan
-from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
-from aliceopt.lab.problem import Problem
-from aliceopt.lab.problems import build_problem
-from aliceopt.lab.records import load_checkpoint, run_folder
-from aliceopt.lab.spec import Run, Schedule, Training
-from aliceopt.lab.study import SETTINGS
-from aliceopt.lab.train import train
-from aliceopt.lab.writing import replacing
+from aliceopt.lab.network import Network
+from aliceopt.lab.plan import PlanError
+from aliceopt.lab.precision import autocast
 
-__all__ = [
-    "ROWS",
-    "Network",
-    "Result",
-    "Row",
-    "check",
-    "compare",
-    "network_of",
-    "problem_run",
-    "row_of",
-]
-
-Batch = tuple[Any, Any]
+__all__ = ["ROWS", "Result", "Row", "check", "compare", "row_of"]
 
 RECALIBRATION_BATCHES = 50
 FINETUNE_RATE = 1e-3
@@ -111,36 +89,6 @@ def row_of(name: str) -> Row:
 
 
 @dataclass(frozen=True)
-class Network:
-    """A trained model with its data on a device, and how it is computed."""
-
-    problem: Problem
-    model: nn.Module
-    train: Any
-    validation: Any
-    precision: str
-    device: torch.device
-
-    def loss(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
-        """Of a batch."""
-        with autocast(self.precision, self.device):
-            outputs = (self.model if model is None else model)(batch[0])
-            return self.problem.loss(outputs, batch[1]).reshape(())
-
-    def batches(self, seed: int) -> Iterator[Batch]:
-        """Training batches without end."""
-        epoch = 0
-        while True:
-            yield from (self.train.batch(seed, epoch, i) for i in range(len(self.train)))
-            epoch += 1
-
-    def evaluated(self, model: nn.Module) -> dict[str, float]:
-        """Loss and metric on the validation data."""
-        with autocast(self.precision, self.device):
-            return evaluate(self.problem, model, self.validation)
-
-
-@dataclass(frozen=True)
 class Result:
     """A network pruned by one criterion to one sparsity; ``seconds`` are those of the scores."""
 
@@ -153,112 +101,6 @@ class Result:
     seconds: float
     temper: float | None
     finetune: int
-
-
-# ---- the network --------------------------------------------------------------------------------
-
-
-def problem_run(
-    source: str | None,
-    seed: int,
-    *,
-    scale: str = "lab",
-    data: Path | None = None,
-    precision: str | None = None,
-    epochs: float | None = None,
-) -> Run:
-    """How the network is trained: with AdamW, as an experiment, a study or the digits have it.
-
-    ``source`` names an experiment that has a method ``adamw``, or a function
-    (``file.py:function``); None: the digits.
-    """
-    if source is not None and ":" not in source:
-        if source not in EXPERIMENTS:
-            raise PlanError(
-                f"{source!r} is neither an experiment (aliceopt list) nor file.py:function"
-            )
-        plan = experiment_plan(
-            source, scale, seeds=[seed], methods=["adamw"], precision=precision, root=data
-        )
-        run = plan.runs[0]
-        return replace(run, training=replace(run.training, keep_checkpoint=True))
-    return _studied_run(source, seed, precision, epochs)
-
-
-def _studied_run(source: str | None, seed: int, precision: str | None, epochs: float | None) -> Run:
-    """A function's problem or the digits, trained as a study trains AdamW."""
-    settings = SETTINGS
-    problem: dict[str, Any] = {"function": source}
-    if source is None:
-        problem = {key: settings[key] for key in ("model", "data")}
-        problem |= {"batch_size": settings["train"]["batch_size"], "metric": "accuracy"}
-    made = build_problem(problem, seed)
-    made.check()
-    steps = max(1, round((epochs or settings["train"]["epochs"]) * len(made.train)))
-    schedule = Schedule(**settings["train"]["schedule"])
-    training = Training(
-        steps=steps,
-        schedule=schedule,
-        precision=precision or "float32",
-        evaluations=1,
-        logs=8,
-        keep_checkpoint=True,
-    )
-    options = {
-        k: v for k, v in settings["baselines"]["adamw"].items() if k in ("lr", "weight_decay")
-    }
-    return Run("adamw", "AdamW", "adamw", options, seed, problem, training)
-
-
-def network_of(
-    run: Run, folder: Path, device: torch.device, checkpoint: Path | None = None
-) -> Network:
-    """Train, or go on with what the folder has; or read the weights of a checkpoint."""
-    place = run_folder(folder, run.method, run.seed) / "checkpoint.pt"
-    if checkpoint is None:
-        _check_same(run, place.with_name("network.json"), begun=place.exists())
-        done = load_checkpoint(place)
-        if done is None or done["step"] < run.training.steps:
-            status = train(run, folder, device=str(device), resume=done is not None)
-            if status != "finished":
-                raise PlanError(f"training ended {status}: see {str(place.parent)!r}")
-            done = load_checkpoint(place)
-        assert done is not None
-        weights = done["model"]
-    else:
-        weights = _weights(checkpoint)
-    problem, precision = build_problem(run.problem, run.seed), run.training.precision
-    set_products(precision)
-    try:
-        problem.model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise PlanError(f"the checkpoint does not fit the model: {error}") from error
-    model = problem.model.to(device).eval()
-    train_, validation = problem.train.to(device), problem.validation.to(device)
-    if lay_out_(model, precision):
-        train_, validation = ChannelsLast(train_), ChannelsLast(validation)
-    return Network(problem, model, train_, validation, precision, device)
-
-
-def _check_same(run: Run, path: Path, *, begun: bool) -> None:
-    """A folder's network is used again only for the run that made it."""
-    source = str(run.problem.get("function", "")).rpartition(":")[0]
-    code = Path(source).read_bytes() if source and Path(source).exists() else b""
-    made_by = {**run.as_dict(), "code": hashlib.sha256(code).hexdigest()}
-    text = json.dumps(made_by, sort_keys=True, indent=1)
-    if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
-        raise PlanError(f"{str(path.parent)!r} holds another network: choose another --out")
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8")
-
-
-def _weights(path: Path) -> Mapping[str, Tensor]:
-    """A state dict, or the lab's checkpoint that has one."""
-    content = load_checkpoint(path)
-    if content is None:
-        raise PlanError(f"there is no checkpoint {str(path)!r}")
-    weights: Mapping[str, Tensor] = content.get("model", content)
-    return weights
 
 
 # ---- the comparison -----------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Instruments for any model: which kind of curvature there is, where, and at what length."""
 
+from .floor import Radii, choose_radii
 from .joint import JointCurvature, joint_curvature
 from .ladder import Ladder, ladder
 from .power_law import Exponent, PowerLaw, power_law, variation_exponent
 from .rungs import Rungs
 from .spread import Estimate
+from .twins import Twin, twin
 
 __all__ = [
     "Estimate",
@@ -12,9 +14,13 @@ __all__ = [
     "JointCurvature",
     "Ladder",
     "PowerLaw",
+    "Radii",
     "Rungs",
+    "Twin",
+    "choose_radii",
     "joint_curvature",
     "ladder",
     "power_law",
+    "twin",
     "variation_exponent",
 ]

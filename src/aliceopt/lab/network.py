@@ -1,0 +1,188 @@
+"""A trained network and its data: what the instruments of the lab are pointed at.
+
+It is trained here, with AdamW unless told, and kept for the next time; or its weights are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aliceopt.lab.evaluation import evaluate
+from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan
+from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
+from aliceopt.lab.problem import Problem
+from aliceopt.lab.problems import build_problem
+from aliceopt.lab.records import load_checkpoint, run_folder
+from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.study import SETTINGS
+from aliceopt.lab.train import train
+from aliceopt.lab.writing import replacing
+
+__all__ = ["Batch", "Network", "checkpoint_run", "network_of", "problem_run"]
+
+Batch = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained model with its data on a device, and how it is computed."""
+
+    problem: Problem
+    model: nn.Module
+    train: Any
+    validation: Any
+    precision: str
+    device: torch.device
+
+    def loss(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+        """Of a batch."""
+        with autocast(self.precision, self.device):
+            outputs = (self.model if model is None else model)(batch[0])
+            return self.problem.loss(outputs, batch[1]).reshape(())
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """Training batches without end."""
+        epoch = 0
+        while True:
+            yield from (self.train.batch(seed, epoch, i) for i in range(len(self.train)))
+            epoch += 1
+
+    def evaluated(self, model: nn.Module) -> dict[str, float]:
+        """Loss and metric on the validation data."""
+        with autocast(self.precision, self.device):
+            return evaluate(self.problem, model, self.validation)
+
+
+def problem_run(
+    source: str | None,
+    seed: int,
+    *,
+    scale: str = "lab",
+    data: Path | None = None,
+    precision: str | None = None,
+    epochs: float | None = None,
+    method: str = "adamw",
+) -> Run:
+    """How the network is trained: as an experiment, a study or the digits train ``method``.
+
+    ``source`` names an experiment that has this method, or a function (``file.py:function``), for
+    which there is AdamW alone; None: the digits.
+    """
+    if source is not None and ":" not in source:
+        if source not in EXPERIMENTS:
+            raise PlanError(
+                f"{source!r} is neither an experiment (aliceopt list) nor file.py:function"
+            )
+        plan = experiment_plan(
+            source, scale, seeds=[seed], methods=[method], precision=precision, root=data
+        )
+        run = plan.runs[0]
+        return replace(run, training=replace(run.training, keep_checkpoint=True))
+    return _studied_run(source, seed, precision, epochs)
+
+
+def _studied_run(source: str | None, seed: int, precision: str | None, epochs: float | None) -> Run:
+    """A function's problem or the digits, trained as a study trains AdamW."""
+    settings = SETTINGS
+    problem: dict[str, Any] = {"function": source}
+    if source is None:
+        problem = {key: settings[key] for key in ("model", "data")}
+        problem |= {"batch_size": settings["train"]["batch_size"], "metric": "accuracy"}
+    made = build_problem(problem, seed)
+    made.check()
+    steps = max(1, round((epochs or settings["train"]["epochs"]) * len(made.train)))
+    schedule = Schedule(**settings["train"]["schedule"])
+    training = Training(
+        steps=steps,
+        schedule=schedule,
+        precision=precision or "float32",
+        evaluations=1,
+        logs=8,
+        keep_checkpoint=True,
+    )
+    options = {
+        k: v for k, v in settings["baselines"]["adamw"].items() if k in ("lr", "weight_decay")
+    }
+    return Run("adamw", "AdamW", "adamw", options, seed, problem, training)
+
+
+def checkpoint_run(path: Path) -> Run:
+    """The run of a checkpoint that the lab wrote, from the records beside it."""
+    records = path.with_name("records.jsonl")
+    try:
+        with records.open(encoding="utf-8") as lines:
+            return Run.from_dict(json.loads(next(lines))["config"])
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        raise PlanError(
+            f"{str(path)!r} has no records of a run beside it: give the problem, and this file as "
+            "--checkpoint"
+        ) from None
+
+
+def network_of(
+    run: Run,
+    folder: Path,
+    device: torch.device,
+    checkpoint: Path | None = None,
+    twin: str | None = None,
+) -> Network:
+    """Train, or go on with what the folder has; or read the weights of a checkpoint.
+
+    ``twin`` puts another activation into the trained network, see `aliceopt.landscape.twin`.
+    """
+    place = run_folder(folder, run.method, run.seed) / "checkpoint.pt"
+    if checkpoint is None:
+        _check_same(run, place.with_name("network.json"), begun=place.exists())
+        done = load_checkpoint(place)
+        if done is None or done["step"] < run.training.steps:
+            status = train(run, folder, device=str(device), resume=done is not None)
+            if status != "finished":
+                raise PlanError(f"training ended {status}: see {str(place.parent)!r}")
+            done = load_checkpoint(place)
+        assert done is not None
+        weights = done["model"]
+    else:
+        weights = _weights(checkpoint)
+    config = run.problem if twin is None else {**run.problem, "twin": twin}
+    problem, precision = build_problem(config, run.seed), run.training.precision
+    set_products(precision)
+    try:
+        problem.model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise PlanError(f"the checkpoint does not fit the model: {error}") from error
+    model = problem.model.to(device).eval()
+    if isinstance(problem.loss, nn.Module):
+        problem.loss.to(device)  # it may hold the weights of classes
+    train_, validation = problem.train.to(device), problem.validation.to(device)
+    if lay_out_(model, precision):
+        train_, validation = ChannelsLast(train_), ChannelsLast(validation)
+    return Network(problem, model, train_, validation, precision, device)
+
+
+def _check_same(run: Run, path: Path, *, begun: bool) -> None:
+    """A folder's network is used again only for the run that made it."""
+    source = str(run.problem.get("function", "")).rpartition(":")[0]
+    code = Path(source).read_bytes() if source and Path(source).exists() else b""
+    made_by = {**run.as_dict(), "code": hashlib.sha256(code).hexdigest()}
+    text = json.dumps(made_by, sort_keys=True, indent=1)
+    if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
+        raise PlanError(f"{str(path.parent)!r} holds another network: choose another --out")
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def _weights(path: Path) -> Mapping[str, Tensor]:
+    """A state dict, or the lab's checkpoint that has one."""
+    content = load_checkpoint(path)
+    if content is None:
+        raise PlanError(f"there is no checkpoint {str(path)!r}")
+    weights: Mapping[str, Tensor] = content.get("model", content)
+    return weights

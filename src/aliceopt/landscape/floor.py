@@ -1,0 +1,190 @@
+"""Which radii a ladder should have: as small as rounding and the number of kinks allow.
+
+Glass is read at small radii. Two things end the way down. Rounding changes a gradient however
+small the displacement is, and below some radius it is all that changes. And a radius that crosses
+few kinks says by chance what it says. Both are looked at before the ladder is climbed::
+
+    rounding   the variation when every weight moves by a spacing of its floating-point grid
+    scatter    how much the variation differs between directions and sides
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sharding import local, sum_over_shards
+from ..site import Draw, Site
+from .excursion import Visit, excursion, named_parameters, sites_of
+from .power_law import (
+    STREAM,
+    Blocks,
+    block_members,
+    check_whole,
+    fetched,
+    gradient_change,
+    kept,
+    sum_dtype,
+)
+
+__all__ = ["ABOVE_ROUNDING", "CANDIDATES", "Radii", "choose_radii", "rungs_of"]
+
+CANDIDATES = tuple(4.0**k / 4096 for k in range(5))
+"""Smallest radii to choose from, over the root mean square of all parameters."""
+
+ABOVE_ROUNDING = 30
+"""A variation is read where it is so many times what rounding was measured to make."""
+
+_SCATTER = 0.25
+_DRAWS = 2
+
+
+@dataclass(frozen=True)
+class Radii:
+    """Radii for a ladder, and the variation that rounding makes by itself, by parameter.
+
+    ``readable`` says of every block whether the smallest radius is above rounding and crosses
+    enough kinks.
+    """
+
+    radii: tuple[float, ...]
+    rounding: dict[str, float]
+    readable: dict[str, bool]
+    gradients: int
+
+
+def choose_radii(
+    model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    closure: Callable[[], Any],
+    *,
+    count: int = 6,
+    factor: float = 2.0,
+    spacing: float | None = None,
+    blocks: Blocks = None,
+    seed: int = 0,
+) -> Radii:
+    """The smallest radius at which most blocks can be read, and ``count`` radii from there up.
+
+    A block can be read where its variation is 30 times that of rounding, and where the standard
+    deviation over two directions and both sides is below a quarter of the mean. Of `CANDIDATES`
+    the smallest is taken at which the most blocks can. Takes 22 gradients; nothing is left behind.
+
+    Args:
+        model: as for `power_law`.
+        closure: forward and backward on one batch, the same at every call.
+        count: how many radii.
+        factor: from one to the next; whole for bf16 and fp16.
+        spacing: of the arithmetic, relative; None: of the parameters' type. Give 2^-8 for bf16
+            autocast and 2^-11 for TF32, which round more coarsely than the parameters do.
+        blocks: as for `power_law`.
+        seed: of the directions.
+
+    >>> layer = nn.Linear(3, 1, bias=False)
+    >>> def closure():
+    ...     layer(torch.eye(3)).square().sum().backward()
+    >>> found = choose_radii(layer, closure, count=3)
+    >>> len(found.radii), found.gradients, found.readable
+    (3, 22, {'weight': True})
+    """
+    rungs_of(1.0, count, factor)
+    check_whole("seed", seed, 0)
+    if not callable(closure):
+        raise ValueError(f"closure must be callable, got {type(closure).__name__}")
+    named, module = named_parameters(model)
+    sites = sites_of(named, module, 1.0, None)
+    members = block_members(named, sites, blocks)
+    unique = list(dict.fromkeys(sites.values()))
+    sizes, typical = _sizes(unique)
+    radii = [typical * share for share in CANDIDATES]
+    draws = [Draw(seed ^ STREAM, (1 << 62) + k) for k in range(_DRAWS)]
+    with excursion(unique, module, closure, 1.0) as (visit, _), torch.no_grad():
+        center = [kept(grad) for grad in visit(draws[0], 0.0)]
+        for site, size in zip(unique, sizes, strict=True):
+            eps = torch.finfo(site.param.dtype).eps if spacing is None else spacing
+            site.radius = eps * (size or typical)
+        floor = fetched(_changes(unique, visit, center, draws[:1], (1.0,)))
+        scanned = []
+        for radius in radii:
+            for site in unique:
+                site.radius = radius
+            scanned.append(fetched(_changes(unique, visit, center, draws, (1.0, -1.0))))
+    rounding = {site: row.mean().item() for site, row in zip(unique, floor, strict=True)}
+    found = [dict(zip(unique, rows, strict=True)) for rows in scanned]
+    told = [{b: _readable(there, rows, rounding) for b, there in members.items()} for rows in found]
+    counts = [sum(readable.values()) for readable in told]
+    best = counts.index(max(counts))
+    return Radii(
+        radii=tuple(rungs_of(radii[best], count, factor)),
+        rounding={name: rounding[site] for name, site in sites.items()},
+        readable=told[best],
+        gradients=2 + 2 * _DRAWS * len(radii),
+    )
+
+
+def _sizes(sites: Sequence[Site]) -> tuple[list[float], float]:
+    """Root mean squares of every parameter, and of all; 1 where all are zero."""
+    squares = [
+        sum_over_shards(local(s.param).to(sum_dtype(s)).square().sum(), s.param) for s in sites
+    ]
+    sums = [square.item() for square in fetched(squares)]
+    counts = [max(1, site.param.numel()) for site in sites]
+    sizes = [math.sqrt(total / count) for total, count in zip(sums, counts, strict=True)]
+    return sizes, math.sqrt(sum(sums) / sum(counts)) or 1.0
+
+
+def _changes(
+    sites: Sequence[Site],
+    visit: Visit,
+    center: Sequence[Tensor | None],
+    draws: Sequence[Draw],
+    sides: Sequence[float],
+) -> list[Tensor]:
+    """For each site, on its device: squared changes of the gradient, [draws x sides]."""
+    columns: list[list[Tensor]] = [[] for _ in sites]
+    for draw in draws:
+        for side in sides:
+            grads = visit(draw, side)
+            for site, column, g0, g in zip(sites, columns, center, grads, strict=True):
+                change = gradient_change(site, g0, g, None, second=False)
+                total = torch.zeros((), dtype=sum_dtype(site), device=site.param.device)
+                if change is not None:
+                    square = change.to(total.dtype).square().sum()
+                    total = sum_over_shards(square, site.param)
+                column.append(total)
+    return [torch.stack(column) for column in columns]
+
+
+def _readable(
+    sites: Sequence[Site], rows: Mapping[Site, Tensor], rounding: Mapping[Site, float]
+) -> bool:
+    """Whether a block's variation is above rounding and differs little between directions."""
+    v = torch.stack([rows[site] for site in sites]).sum(0)
+    above = v.mean().item() > ABOVE_ROUNDING * sum(rounding[site] for site in sites)
+    return above and bool(v.std() < _SCATTER * v.mean())
+
+
+def rungs_of(radii: Any, count: Any, factor: Any) -> list[float]:
+    """The radii, smallest first; or ``count`` from one up. Arrays and tensors will do."""
+    given = radii.tolist() if hasattr(radii, "tolist") else radii
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        rungs = list(given)
+    else:
+        check_whole("count", count, 1)
+        if not _is_number(factor) or factor <= 1:
+            raise ValueError(f"factor must be a number in (1, inf), got {factor!r}")
+        rungs = [given * float(factor) ** k for k in range(count)] if _is_number(given) else [given]
+    pairs = zip([0.0, *rungs], rungs, strict=False)
+    if not all(_is_number(high) and high > low for low, high in pairs):
+        raise ValueError(f"radii must be numbers above 0, each above the last, got {radii!r}")
+    if len(rungs) < 2:
+        raise ValueError(f"a ladder needs two radii or more, got {rungs!r}")
+    return [float(radius) for radius in rungs]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
