@@ -5,7 +5,8 @@ small the displacement is, and below some radius it is all that changes. And a r
 few kinks says by chance what it says. Both are looked at before the ladder is climbed::
 
     rounding   the variation when every weight moves by a spacing of its floating-point grid
-    scatter    how much the variation differs between directions and sides
+    scatter    how much the variation differs between the two sides of a direction, at which a
+               Hessian gives the same and few kinks do not
 """
 
 from __future__ import annotations
@@ -32,16 +33,27 @@ from .power_law import (
     sum_dtype,
 )
 
-__all__ = ["ABOVE_ROUNDING", "CANDIDATES", "Radii", "choose_radii", "rungs_of"]
+__all__ = [
+    "ABOVE_ROUNDING",
+    "CANDIDATES",
+    "CHOOSING_GRADIENTS",
+    "Radii",
+    "choose_radii",
+    "rungs_of",
+]
 
-CANDIDATES = tuple(4.0**k / 4096 for k in range(5))
+CANDIDATES = tuple(3.0**k / 4096 for k in range(6))
 """Smallest radii to choose from, over the root mean square of all parameters."""
 
 ABOVE_ROUNDING = 30
 """A variation is read where it is so many times what rounding was measured to make."""
 
-_SCATTER = 0.25
+_ERROR = 0.08
+_TOP = 0.25  # the largest radius, over the root mean square of all parameters
+_SCATTER = 0.6  # of the sides about their mean; above, a few kinks are all there is
 _DRAWS = 2
+CHOOSING_GRADIENTS = 2 + 2 * _DRAWS * len(CANDIDATES)
+"""What choosing takes."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +75,29 @@ def choose_radii(
     closure: Callable[[], Any],
     *,
     count: int = 6,
-    factor: float = 2.0,
+    factor: float | None = None,
+    smallest: float | None = None,
+    samples: int = 4,
     spacing: float | None = None,
     blocks: Blocks = None,
     seed: int = 0,
 ) -> Radii:
     """The smallest radius at which most blocks can be read, and ``count`` radii from there up.
 
-    A block can be read where its variation is 30 times that of rounding, and where the standard
-    deviation over two directions and both sides is below a quarter of the mean. Of `CANDIDATES`
-    the smallest is taken at which the most blocks can. Takes 22 gradients; nothing is left behind.
+    They reach to a quarter of the root mean square of all parameters, in steps of at most 4.
+
+    A block can be read where its variation is 30 times that of rounding, and where ``samples``
+    of it will have a mean that is known to 8%: by how much the two sides of a direction
+    differ. Of `CANDIDATES` the smallest is taken at which the most blocks can. Takes 26 gradients;
+    nothing is left behind.
 
     Args:
         model: as for `power_law`.
         closure: forward and backward on one batch, the same at every call.
         count: how many radii.
-        factor: from one to the next; whole for bf16 and fp16.
+        factor: from one to the next, instead; whole for bf16 and fp16.
+        smallest: the smallest radius, if it is known; whether it can be read is still said.
+        samples: directions times batches that the ladder will have.
         spacing: of the arithmetic, relative; None: of the parameters' type. Give 2^-8 for bf16
             autocast and 2^-11 for TF32, which round more coarsely than the parameters do.
         blocks: as for `power_law`.
@@ -89,10 +108,11 @@ def choose_radii(
     ...     layer(torch.eye(3)).square().sum().backward()
     >>> found = choose_radii(layer, closure, count=3)
     >>> len(found.radii), found.gradients, found.readable
-    (3, 22, {'weight': True})
+    (3, 26, {'weight': True})
     """
-    rungs_of(1.0, count, factor)
+    rungs_of(1.0, count, 2.0 if factor is None else factor)
     check_whole("seed", seed, 0)
+    check_whole("samples", samples, 1)
     if not callable(closure):
         raise ValueError(f"closure must be callable, got {type(closure).__name__}")
     named, module = named_parameters(model)
@@ -101,6 +121,8 @@ def choose_radii(
     unique = list(dict.fromkeys(sites.values()))
     sizes, typical = _sizes(unique)
     radii = [typical * share for share in CANDIDATES]
+    if smallest is not None:
+        radii = rungs_of([smallest, 2 * smallest], 2, 2.0)[:1]
     draws = [Draw(seed ^ STREAM, (1 << 62) + k) for k in range(_DRAWS)]
     with excursion(unique, module, closure, 1.0) as (visit, _), torch.no_grad():
         center = [kept(grad) for grad in visit(draws[0], 0.0)]
@@ -115,15 +137,28 @@ def choose_radii(
             scanned.append(fetched(_changes(unique, visit, center, draws, (1.0, -1.0))))
     rounding = {site: row.mean().item() for site, row in zip(unique, floor, strict=True)}
     found = [dict(zip(unique, rows, strict=True)) for rows in scanned]
-    told = [{b: _readable(there, rows, rounding) for b, there in members.items()} for rows in found]
+    most = min(_SCATTER, _ERROR * math.sqrt(samples))
+    told = [
+        {block: _readable(there, rows, rounding, most) for block, there in members.items()}
+        for rows in found
+    ]
     counts = [sum(readable.values()) for readable in told]
     best = counts.index(max(counts))
     return Radii(
-        radii=tuple(rungs_of(radii[best], count, factor)),
+        radii=tuple(
+            rungs_of(radii[best], count, factor or _factor(typical / radii[best], count, unique))
+        ),
         rounding={name: rounding[site] for name, site in sites.items()},
         readable=told[best],
         gradients=2 + 2 * _DRAWS * len(radii),
     )
+
+
+def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
+    """Up to the top in even steps; in whole ones where the grid of a parameter is coarse."""
+    step = min(4.0, max(1.25, (_TOP * ratio) ** (1 / (count - 1))))
+    coarse = any(site.low_precision for site in sites)
+    return float(max(2, int(step))) if coarse else step
 
 
 def _sizes(sites: Sequence[Site]) -> tuple[list[float], float]:
@@ -160,12 +195,16 @@ def _changes(
 
 
 def _readable(
-    sites: Sequence[Site], rows: Mapping[Site, Tensor], rounding: Mapping[Site, float]
+    sites: Sequence[Site],
+    rows: Mapping[Site, Tensor],
+    rounding: Mapping[Site, float],
+    most: float,
 ) -> bool:
-    """Whether a block's variation is above rounding and differs little between directions."""
-    v = torch.stack([rows[site] for site in sites]).sum(0)
+    """Whether a block's variation is above rounding and differs little between sides."""
+    v = torch.stack([rows[site] for site in sites]).sum(0).unflatten(0, (_DRAWS, 2))
     above = v.mean().item() > ABOVE_ROUNDING * sum(rounding[site] for site in sites)
-    return above and bool(v.std() < _SCATTER * v.mean())
+    apart = (v[:, 0] - v[:, 1]).abs() / v.sum(1)
+    return above and bool(apart.mean() < most)
 
 
 def rungs_of(radii: Any, count: Any, factor: Any) -> list[float]:

@@ -1,0 +1,197 @@
+"""Which curvature a trained network has: ladders on its own batches, and on held-out ones.
+
+The network is looked at as it is trained: in training mode, on batches of one size. An activation
+twin is measured on the same batches, along the same directions and at the same radii.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from aliceopt.lab.blocks import blocks_of
+from aliceopt.lab.data.splits import Split
+from aliceopt.lab.network import Batch, Network
+from aliceopt.lab.plan import PlanError
+from aliceopt.lab.precision import set_products
+from aliceopt.lab.words import counted
+from aliceopt.landscape import Ladder, Radii, choose_radii, ladder
+from aliceopt.landscape.floor import CHOOSING_GRADIENTS
+from aliceopt.landscape.power_law import Blocks
+
+__all__ = ["PARTS", "PRECISIONS", "PRESETS", "Asked", "Preset", "View", "gradients_of", "see"]
+
+PARTS = ("training", "held-out")
+"""Kinds of batches."""
+
+PRECISIONS = ("float32", "float64", "tf32", "bf16")
+"""How a network may be measured."""
+
+_SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
+
+
+class Preset(NamedTuple):
+    """How much is measured: radii, directions a batch, batches of each kind."""
+
+    radii: int
+    directions: int
+    batches: int
+
+
+PRESETS = {"quick": Preset(5, 2, 2), "standard": Preset(8, 4, 4), "thorough": Preset(10, 8, 8)}
+"""By name."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured, and how.
+
+    ``blocks`` as for `aliceopt.landscape.ladder`; None: those that the model names itself, or the
+    first parts of names. ``radius`` is the smallest, chosen if None. ``evaluating`` measures in evaluation mode.
+    """
+
+    preset: Preset
+    batch_size: int | None = None
+    blocks: Blocks = None
+    precision: str = "float32"
+    seed: int = 0
+    parts: tuple[str, ...] = PARTS
+    evaluating: bool = False
+    radius: float | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """One network on one kind of batches; loss and metric are those of the validation data."""
+
+    network: str
+    part: str
+    batch_size: int
+    loss: float
+    metric: float
+    ladder: Ladder
+    readable: dict[str, bool]
+
+
+def gradients_of(asked: Asked, networks: int) -> int:
+    """How many gradients will be taken; fewer where there are fewer batches."""
+    radii, directions, batches = asked.preset
+    climbing = len(asked.parts) * batches * (1 + 2 * directions * radii)
+    return networks * (CHOOSING_GRADIENTS + climbing)
+
+
+def see(
+    networks: dict[str, Network], asked: Asked, tick: Callable[[], Any] = lambda: None
+) -> Iterator[View]:
+    """Measure every network on every kind of batches; ``tick`` is called after every gradient.
+
+    All are measured at the same radii: those of the network that needs the largest.
+    """
+    if asked.precision not in PRECISIONS:
+        raise PlanError(
+            f"--precision must be one of {', '.join(PRECISIONS)}; got {asked.precision!r}"
+        )
+    told = {name: network.evaluated(network.model) for name, network in networks.items()}
+    set_products(asked.precision)
+    there = {name: _Measured(network, asked, tick) for name, network in networks.items()}
+    chosen = {name: measured.radii() for name, measured in there.items()}
+    radii = max((found.radii for found in chosen.values()), key=lambda r: r[0])
+    for name, measured in there.items():
+        for part in asked.parts:
+            found = measured.climb(part, replace(chosen[name], radii=radii))
+            yield View(
+                network=name,
+                part=part,
+                batch_size=measured.batch_size,
+                loss=told[name]["loss"],
+                metric=told[name]["metric"],
+                ladder=found,
+                readable=chosen[name].readable,
+            )
+
+
+class _Measured:
+    """A network in the precision and the mode in which it is measured."""
+
+    def __init__(self, network: Network, asked: Asked, tick: Callable[[], Any]):
+        self.asked, self.tick = asked, tick
+        self.network = replace(network, precision=asked.precision)
+        self.model = network.model.train(not asked.evaluating)
+        self.double = asked.precision == "float64"
+        if self.double:
+            self.model.double()
+            if isinstance(network.problem.loss, nn.Module):
+                network.problem.loss.double()
+        self.batch_size = asked.batch_size or network.train.batch_size
+        own = blocks_of(self.model)
+        self.blocks: Blocks = own if asked.blocks is None and own else asked.blocks
+
+    def batches(self, part: str) -> Iterator[Batch]:
+        split = self.network.train if part == "training" else self.network.validation
+        drawn = batches_of(split, self.batch_size, self.asked.preset.batches, self.asked.seed, part)
+        for inputs, targets in drawn:
+            yield self._cast(inputs), self._cast(targets)
+
+    def _cast(self, value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.double() if self.double and floating else value
+
+    def closure(self, batch: Batch) -> Tensor:
+        loss = self.network.loss(batch)
+        loss.backward()
+        self.tick()
+        return loss.detach()
+
+    def radii(self) -> Radii:
+        batch = next(self.batches(self.asked.parts[0]))
+        return choose_radii(
+            self.model,
+            lambda: self.closure(batch),
+            count=self.asked.preset.radii,
+            smallest=self.asked.radius,
+            samples=self.asked.preset.directions * self.asked.preset.batches,
+            spacing=_SPACINGS.get(self.asked.precision),
+            blocks=self.blocks,
+            seed=self.asked.seed,
+        )
+
+    def climb(self, part: str, radii: Radii) -> Ladder:
+        return ladder(
+            self.model,
+            self.closure,
+            radii,
+            batches=self.batches(part),
+            directions=self.asked.preset.directions,
+            blocks=self.blocks,
+            seed=self.asked.seed,
+        )
+
+
+def batches_of(split: Split, size: int, most: int, seed: int, part: str) -> Iterator[Batch]:
+    """Up to ``most`` batches of ``size`` different examples, put together from the split's own."""
+    examples = len(split) * split.batch_size
+    if size < 1 or size > examples:
+        raise PlanError(
+            f"--batch-size must be from 1 to {examples}, the {part} examples there are; got {size}"
+        )
+    count = min(most, examples // size)
+    own = (split.batch(seed, 0, index) for index in range(len(split)))
+    if size == split.batch_size:
+        yield from (next(own) for _ in range(count))
+        return
+    kept: list[Tensor] = []
+    for _ in range(count):
+        while not kept or len(kept[0]) < size:
+            more = next(own)
+            if not all(isinstance(value, Tensor) for value in more):
+                raise PlanError(
+                    f"--batch-size {size}: batches that are not tensors cannot be put together; "
+                    f"the problem's own have {counted(split.batch_size, 'example')}"
+                )
+            kept = [torch.cat(pair) for pair in zip(kept, more, strict=True)] if kept else [*more]
+        yield kept[0][:size], kept[1][:size]
+        kept = [values[size:] for values in kept]
