@@ -215,7 +215,12 @@ def _seen(networks: dict[str, Network], asked: Asked, count: int, console: Any) 
 
 def _tell(views: list[View], folder: Path, console: Any) -> None:
     from aliceopt.lab.figures.landscape import draw_exponents
-    from aliceopt.lab.results.landscape_table import landscape_table, reading, records
+    from aliceopt.lab.results.landscape_table import (
+        bounds_table,
+        landscape_table,
+        reading,
+        records,
+    )
     from aliceopt.lab.tensor_file import write_tensors
     from aliceopt.lab.writing import replacing
 
@@ -231,6 +236,8 @@ def _tell(views: list[View], folder: Path, console: Any) -> None:
     console.print(landscape_table(views))
     for line in reading(views):
         console.print(line)
+    console.print("Rises of the loss beyond g.d: how often above the bound, and rise over bound")
+    console.print(bounds_table(views))
     for part in dict.fromkeys(view.part for view in views):
         for suffix in ("png", "pdf"):
             path = folder / "figures" / f"exponents-{part}.{suffix}"

@@ -6,6 +6,7 @@ twin is measured on the same batches, along the same directions and at the same 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.data.splits import Split
+from aliceopt.lab.methods import make_method
 from aliceopt.lab.network import Batch, Network
 from aliceopt.lab.plan import PlanError
-from aliceopt.lab.precision import set_products
+from aliceopt.lab.precision import autocast, set_products
 from aliceopt.lab.words import counted
-from aliceopt.landscape import Ladder, Radii, choose_radii, ladder
+from aliceopt.landscape import BoundCheck, Ladder, Radii, bound_check, choose_radii, ladder
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
 from aliceopt.landscape.power_law import Blocks
 
@@ -35,7 +37,10 @@ _SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
 
 class Preset(NamedTuple):
-    """How much is measured: radii, directions a batch, batches of each kind."""
+    """How much is measured: radii, directions a batch, batches of each kind.
+
+    The bounds are checked at the middle and the largest radius, with as many directions.
+    """
 
     radii: int
     directions: int
@@ -51,7 +56,8 @@ class Asked:
     """What is to be measured, and how.
 
     ``blocks`` as for `aliceopt.landscape.ladder`; None: those that the model names itself, or the
-    first parts of names. ``radius`` is the smallest, chosen if None. ``evaluating`` measures in evaluation mode.
+    first parts of names. ``radius`` is the smallest, chosen if None. ``evaluating`` measures in
+    evaluation mode.
     """
 
     preset: Preset
@@ -75,13 +81,14 @@ class View:
     metric: float
     ladder: Ladder
     readable: dict[str, bool]
+    bounds: tuple[BoundCheck, ...]
 
 
 def gradients_of(asked: Asked, networks: int) -> int:
     """How many gradients will be taken; fewer where there are fewer batches."""
     radii, directions, batches = asked.preset
-    climbing = len(asked.parts) * batches * (1 + 2 * directions * radii)
-    return networks * (CHOOSING_GRADIENTS + climbing)
+    climbing, checking = 1 + 2 * directions * radii, 2 * (4 + 4 * directions)
+    return networks * (CHOOSING_GRADIENTS + len(asked.parts) * batches * (climbing + checking))
 
 
 def see(
@@ -103,6 +110,7 @@ def see(
     for name, measured in there.items():
         for part in asked.parts:
             found = measured.climb(part, replace(chosen[name], radii=radii))
+            checked = [measured.check(part, r) for r in (radii[len(radii) // 2], radii[-1])]
             yield View(
                 network=name,
                 part=part,
@@ -111,6 +119,7 @@ def see(
                 metric=told[name]["metric"],
                 ladder=found,
                 readable=chosen[name].readable,
+                bounds=tuple(checked),
             )
 
 
@@ -119,6 +128,7 @@ class _Measured:
 
     def __init__(self, network: Network, asked: Asked, tick: Callable[[], Any]):
         self.asked, self.tick = asked, tick
+        self.moves = {} if network.method is None else {"optimizer": last_step(network)}
         self.network = replace(network, precision=asked.precision)
         self.model = network.model.train(not asked.evaluating)
         self.double = asked.precision == "float64"
@@ -169,6 +179,38 @@ class _Measured:
             blocks=self.blocks,
             seed=self.asked.seed,
         )
+
+    def check(self, part: str, radius: float) -> BoundCheck:
+        return bound_check(
+            self.model,
+            self.closure,
+            radius,
+            batches=self.batches(part),
+            probes=self.asked.preset.directions,
+            directions=self.asked.preset.directions,
+            moves=self.moves,
+            seed=self.asked.seed,
+        )
+
+
+def last_step(network: Network) -> dict[str, Tensor]:
+    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate."""
+    run, saved = network.run, network.method
+    assert run is not None
+    assert saved is not None
+    model, loss_of = copy.deepcopy((network.model, network.problem.loss))
+    method = make_method(run.optimizer, model.train(), run.options, seed=run.seed)
+    method.load_state_dict(saved)
+    method.set_rate(1.0)
+    batch = network.train.batch(run.seed, 0, 0)
+
+    def loss(inputs: Any, targets: Any) -> Tensor:
+        with autocast(network.precision, network.device):
+            return loss_of(model(inputs), targets).reshape(())
+
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    method.bind(loss, batch, capture=False)(*batch)
+    return {name: param.detach() - before[name] for name, param in model.named_parameters()}
 
 
 def batches_of(split: Split, size: int, most: int, seed: int, part: str) -> Iterator[Batch]:

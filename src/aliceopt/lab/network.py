@@ -33,7 +33,10 @@ Batch = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Network:
-    """A trained model with its data on a device, and how it is computed."""
+    """A trained model with its data on a device, and how it is computed.
+
+    ``run`` and ``method`` say how it was trained and where its optimizer stands, if that is known.
+    """
 
     problem: Problem
     model: nn.Module
@@ -41,6 +44,8 @@ class Network:
     validation: Any
     precision: str
     device: torch.device
+    run: Run | None = None
+    method: Mapping[str, Any] | None = None
 
     def loss(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
         """Of a batch."""
@@ -148,9 +153,9 @@ def network_of(
                 raise PlanError(f"training ended {status}: see {str(place.parent)!r}")
             done = load_checkpoint(place)
         assert done is not None
-        weights = done["model"]
     else:
-        weights = _weights(checkpoint)
+        done = _content(checkpoint)
+    weights = done.get("model", done)
     config = run.problem if twin is None else {**run.problem, "twin": twin}
     problem, precision = build_problem(config, run.seed), run.training.precision
     set_products(precision)
@@ -164,7 +169,8 @@ def network_of(
     train_, validation = problem.train.to(device), problem.validation.to(device)
     if lay_out_(model, precision):
         train_, validation = ChannelsLast(train_), ChannelsLast(validation)
-    return Network(problem, model, train_, validation, precision, device)
+    method = done.get("method") if "model" in done else None
+    return Network(problem, model, train_, validation, precision, device, run, method)
 
 
 def _check_same(run: Run, path: Path, *, begun: bool) -> None:
@@ -179,10 +185,9 @@ def _check_same(run: Run, path: Path, *, begun: bool) -> None:
         beside.write_text(text, encoding="utf-8")
 
 
-def _weights(path: Path) -> Mapping[str, Tensor]:
+def _content(path: Path) -> dict[str, Any]:
     """A state dict, or the lab's checkpoint that has one."""
     content = load_checkpoint(path)
     if content is None:
         raise PlanError(f"there is no checkpoint {str(path)!r}")
-    weights: Mapping[str, Tensor] = content.get("model", content)
-    return weights
+    return content

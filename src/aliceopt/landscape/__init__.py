@@ -1,5 +1,6 @@
 """Instruments for any model: which kind of curvature there is, where, and at what length."""
 
+from .bounds import BoundCheck, bound_check
 from .floor import Radii, choose_radii
 from .joint import JointCurvature, joint_curvature
 from .ladder import Ladder, ladder
@@ -9,6 +10,7 @@ from .spread import Estimate
 from .twins import Twin, twin
 
 __all__ = [
+    "BoundCheck",
     "Estimate",
     "Exponent",
     "JointCurvature",
@@ -17,6 +19,7 @@ __all__ = [
     "Radii",
     "Rungs",
     "Twin",
+    "bound_check",
     "choose_radii",
     "joint_curvature",
     "ladder",

@@ -40,7 +40,7 @@ from .power_law import (
 )
 from .rungs import Rungs, read_rungs
 
-__all__ = ["Ladder", "ladder"]
+__all__ = ["Ladder", "closures_of", "ladder"]
 
 _ROUNDING = 16  # changes below so many spacings of the gradient's norm are noise
 
@@ -133,7 +133,7 @@ def ladder(
     members = block_members(named, sites, blocks)
     unique = list(dict.fromkeys(sites.values()))
     tables, displaced = [], 1.0
-    for j, on_batch in enumerate(_closures(closure, batches)):
+    for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [Draw(seed ^ STREAM, (step << 32) + j * directions + k) for k in range(directions)]
         with excursion(unique, module, on_batch, multiples[-1]) as (visit, reach), torch.no_grad():
             tables.append(fetched(_climb(unique, visit, draws, multiples, second=second)))
@@ -153,7 +153,7 @@ def ladder(
     )
 
 
-def _closures(
+def closures_of(
     closure: Callable[..., Any] | Sequence[Callable[[], Any]], batches: Iterable[Any] | None
 ) -> Iterator[Callable[[], Any]]:
     """One closure a batch; batches are drawn when their turn comes."""

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.ticker import LogLocator, NullFormatter
+
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.figures.study_look import safe
@@ -64,6 +66,10 @@ def draw_ladder(axes: Axes, view: View) -> None:
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
         axes.plot(x, [p.value for _, p in told], label=safe(name), ms=4, lw=1.4, **look)
     axes.set_xscale("log")
+    wide = radii[-1] > 40 * radii[0]
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylim(*_RANGE)
     for power in (1, 2):
         axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)

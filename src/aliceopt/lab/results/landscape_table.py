@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
+from aliceopt.landscape.bounds import FORMS, Calibration
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["at_small_end", "compare_twins", "landscape_table", "reading", "records", "within"]
+__all__ = [
+    "at_small_end",
+    "bounds_table",
+    "compare_twins",
+    "landscape_table",
+    "reading",
+    "records",
+    "within",
+]
 
 
 def within(estimate: Estimate, digits: str = ".2f") -> str:
@@ -58,6 +67,43 @@ def landscape_table(views: Sequence[View]) -> Table:
                 rungs.verdict,
             )
     return table
+
+
+def bounds_table(views: Sequence[View]) -> Table:
+    """A row a kind of direction: how often the bound fails, and rise over bound, by form."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("move", overflow="fold")
+    table.add_column("radius", justify="right", no_wrap=True)
+    for form in FORMS:
+        table.add_column(form, justify="right", no_wrap=True)
+    for view in views:
+        table.add_section()
+        table.add_row(f"{view.network}, {view.part} batches", style="bold")
+        for check in view.bounds:
+            for kind, forms in check.kinds.items():
+                cells = [_calibrated(forms[form]) for form in FORMS]
+                table.add_row(f"  {kind}", f"{check.radius:.1e}", *cells)
+            walks = [_short(check.walk[form].value) for form in FORMS]
+            table.add_row("  random, glass alone", f"{check.radius:.1e}", *walks)
+    return table
+
+
+def _calibrated(found: Calibration) -> str:
+    if not found.moves:
+        return "rounding"
+    return f"{100 * found.violations:.0f}%, {_short(found.ratio.value)}"
+
+
+def _short(value: float) -> str:
+    """Two digits, and no powers of ten for what is large.
+
+    >>> _short(0.0291), _short(1234.5)
+    ('0.029', '1,234')
+    """
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
 
 
 def reading(views: Sequence[View]) -> list[str]:
@@ -105,6 +151,7 @@ def records(views: Sequence[View]) -> list[dict[str, Any]]:
             "metric": view.metric,
             "readable": view.readable,
             **view.ladder.as_dict(),
+            "bounds": [check.as_dict() for check in view.bounds],
         }
         for view in views
     ]
