@@ -4,7 +4,8 @@ Glass is read at small radii. Two things end the way down. Rounding changes a gr
 small the displacement is, and below some radius it is all that changes. And a radius that crosses
 few kinks says by chance what it says. Both are looked at before the ladder is climbed::
 
-    rounding   the variation when every weight moves by a spacing of its floating-point grid
+    rounding   the variation when every weight moves by a spacing of its floating-point grid, and
+               no less than a spacing of the gradient
     scatter    how much the variation differs between the two sides of a direction, at which a
                Hessian gives the same and few kinks do not
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -88,8 +90,9 @@ def choose_radii(
 
     A block can be read where its variation is 30 times that of rounding, and where ``samples``
     of it will have a mean that is known to 8%: by how much the two sides of a direction
-    differ. Of `CANDIDATES` the smallest is taken at which the most blocks can. Takes 26 gradients;
-    nothing is left behind.
+    differ. At larger radii the same must hold, since a radius that crosses no kink at all has two
+    equal sides. Of `CANDIDATES` the smallest is taken at which the most blocks can. Takes 26
+    gradients; nothing is left behind.
 
     Args:
         model: as for `power_law`.
@@ -123,25 +126,21 @@ def choose_radii(
     radii = [typical * share for share in CANDIDATES]
     if smallest is not None:
         radii = rungs_of([smallest, 2 * smallest], 2, 2.0)[:1]
-    draws = [Draw(seed ^ STREAM, (1 << 62) + k) for k in range(_DRAWS)]
-    with excursion(unique, module, closure, 1.0) as (visit, _), torch.no_grad():
-        center = [kept(grad) for grad in visit(draws[0], 0.0)]
-        for site, size in zip(unique, sizes, strict=True):
-            eps = torch.finfo(site.param.dtype).eps if spacing is None else spacing
-            site.radius = eps * (size or typical)
-        floor = fetched(_changes(unique, visit, center, draws[:1], (1.0,)))
-        scanned = []
-        for radius in radii:
-            for site in unique:
-                site.radius = radius
-            scanned.append(fetched(_changes(unique, visit, center, draws, (1.0, -1.0))))
-    rounding = {site: row.mean().item() for site, row in zip(unique, floor, strict=True)}
+    eps = [spacing or torch.finfo(site.param.dtype).eps for site in unique]
+    near = [one * (size or typical) for one, size in zip(eps, sizes, strict=True)]
+    whole, floor, scanned = _look(unique, module, closure, near, radii, seed)
+    rounding = {
+        site: max(row.item(), one**2 * square.item())
+        for site, row, one, square in zip(unique, floor, eps, whole, strict=True)
+    }
     found = [dict(zip(unique, rows, strict=True)) for rows in scanned]
     most = min(_SCATTER, _ERROR * math.sqrt(samples))
     told = [
         {block: _readable(there, rows, rounding, most) for block, there in members.items()}
         for rows in found
     ]
+    for small, large in reversed(list(pairwise(told))):
+        small.update({block: small[block] and large[block] for block in small})
     counts = [sum(readable.values()) for readable in told]
     best = counts.index(max(counts))
     return Radii(
@@ -152,6 +151,30 @@ def choose_radii(
         readable=told[best],
         gradients=2 + 2 * _DRAWS * len(radii),
     )
+
+
+def _look(
+    sites: Sequence[Site],
+    module: nn.Module | None,
+    closure: Callable[[], Any],
+    near: Sequence[float],
+    radii: Sequence[float],
+    seed: int,
+) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+    """By site: the gradient's square, its change at distances ``near``, and at every radius."""
+    draws = [Draw(seed ^ STREAM, (1 << 62) + k) for k in range(_DRAWS)]
+    with excursion(sites, module, closure, 1.0) as (visit, _), torch.no_grad():
+        center = [kept(grad) for grad in visit(draws[0], 0.0)]
+        whole = fetched([_square(site, grad) for site, grad in zip(sites, center, strict=True)])
+        for site, distance in zip(sites, near, strict=True):
+            site.radius = distance
+        floor = fetched(_changes(sites, visit, center, draws[:1], (1.0,)))
+        scanned = []
+        for radius in radii:
+            for site in sites:
+                site.radius = radius
+            scanned.append(fetched(_changes(sites, visit, center, draws, (1.0, -1.0))))
+    return whole, floor, scanned
 
 
 def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
@@ -185,13 +208,15 @@ def _changes(
         for side in sides:
             grads = visit(draw, side)
             for site, column, g0, g in zip(sites, columns, center, grads, strict=True):
-                change = gradient_change(site, g0, g, None, second=False)
-                total = torch.zeros((), dtype=sum_dtype(site), device=site.param.device)
-                if change is not None:
-                    square = change.to(total.dtype).square().sum()
-                    total = sum_over_shards(square, site.param)
-                column.append(total)
+                column.append(_square(site, gradient_change(site, g0, g, None, second=False)))
     return [torch.stack(column) for column in columns]
+
+
+def _square(site: Site, values: Tensor | None) -> Tensor:
+    """The sum of squares over all shards; zero where there is nothing."""
+    if values is None:
+        return torch.zeros((), dtype=sum_dtype(site), device=site.param.device)
+    return sum_over_shards(values.to(sum_dtype(site)).square().sum(), site.param)
 
 
 def _readable(

@@ -164,8 +164,8 @@ def _replace(
     if type(model) in kinds:
         raise ValueError(f"the model is itself a {type(model).__name__}: give what contains it")
     for prefix, parent in model.named_modules(remove_duplicate=False):
-        for name, child in parent.named_children():
-            if type(child) in kinds:
+        for name, child in list(parent._modules.items()):  # named_children leaves out the second
+            if child is not None and type(child) in kinds:
                 if id(child) not in new:
                     new[id(child)] = ACTIVATIONS[activation]().train(child.training)
                 setattr(parent, name, new[id(child)])
