@@ -1,6 +1,7 @@
 """Instruments for any model: which kind of curvature there is, where, and at what length."""
 
 from .bounds import BoundCheck, bound_check
+from .diagonals import Diagonals, diagonals, exact_diagonals
 from .floor import Radii, choose_radii
 from .joint import JointCurvature, joint_curvature
 from .ladder import Ladder, ladder
@@ -11,6 +12,7 @@ from .twins import Twin, twin
 
 __all__ = [
     "BoundCheck",
+    "Diagonals",
     "Estimate",
     "Exponent",
     "JointCurvature",
@@ -21,6 +23,8 @@ __all__ = [
     "Twin",
     "bound_check",
     "choose_radii",
+    "diagonals",
+    "exact_diagonals",
     "joint_curvature",
     "ladder",
     "power_law",

@@ -20,55 +20,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..sharding import is_distributed, local, sum_over_shards
+from ..sharding import local
 from ..site import Draw, Site, signs_of, state_dtype
-from ..theory.glass_bound import GLASS_LOSS_FACTOR
-from ..topography import Gradients, glass_sample, hess_sample
 from .excursion import Visit, excursion, named_parameters, sites_of
 from .ladder import closures_of
-from .power_law import STREAM, check_whole, fetched, kept, sum_dtype, without_nan
+from .power_law import STREAM, check_whole, without_nan
+from .rises import LossOf, Measured, Rise, measured_on, rise_at, sums_of, total_of
 from .spread import Estimate, estimates
 
-__all__ = ["FORMS", "BoundCheck", "Calibration", "Rise", "bound_check"]
+__all__ = ["FORMS", "BoundCheck", "Calibration", "bound_check"]
 
 FORMS = ("separable", "joint", "coherent")
 """Of the glass term."""
 
-_ROUNDING = 16  # rises below so many spacings of the loss are rounding
-
 Moves = Mapping[str, Mapping[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Rise:
-    """One move on one batch: what the loss did beyond g.d, and the terms of its prediction.
-
-    ``first`` is g.d; ``hessian`` is half of the diagonal's; ``along`` is half of d'Hd, averaged
-    over the way, with all that coordinates do to each other; ``glass`` is by form.
-    """
-
-    kind: str
-    batch: int
-    measured: float
-    first: float
-    hessian: float
-    along: float
-    glass: dict[str, float]
-    rounding: float
-
-    def predicted(self, form: str) -> float:
-        """The bound on the rise."""
-        return self.hessian + self.glass[form]
-
-    @property
-    def told(self) -> bool:
-        """Whether the rise is more than rounding of the loss."""
-        return abs(self.measured) > self.rounding
 
 
 @dataclass(frozen=True)
@@ -153,15 +123,15 @@ def bound_check(
     others = _others(sites, moves or {})
     unique = list(dict.fromkeys(sites.values()))
     tables: list[list[Rise]] = []
-    measured: list[_Measured] = []
+    measured: list[Measured] = []
     for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [
             Draw(seed ^ STREAM, (1 << 61) + j * (probes + directions) + k)
             for k in range(probes + directions)
         ]
-        loss = _Loss(on_batch)
+        loss = LossOf(on_batch)
         with excursion(unique, module, loss, 1.0) as (visit, reach), torch.no_grad():
-            here = _measure(unique, visit, reach, draws[:probes], loss)
+            here = measured_on(unique, visit, reach, draws[:probes], loss)
             measured.append(here)
             tables.append(_rises(unique, visit, here, draws[probes:], others, radius, loss, j))
     each = 3 + 2 * probes + 2 * directions + len(others)
@@ -197,80 +167,14 @@ def _others(sites: Mapping[str, Site], moves: Moves) -> dict[str, dict[Site, Ten
     return found
 
 
-class _Loss:
-    """A closure that remembers the loss, the mean of all processes'."""
-
-    def __init__(self, closure: Callable[[], Any]) -> None:
-        self.closure = closure
-        self.last = math.nan
-        self.spacing = 0.0
-
-    def __call__(self) -> None:
-        loss = self.closure()
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise ValueError(
-                f"the closure must return the loss, a tensor with one number, got {loss!r}"
-            )
-        value = loss.detach().double().reshape(())
-        self.spacing = torch.finfo(loss.dtype).eps
-        if is_distributed():
-            torch.distributed.all_reduce(value)
-            value /= torch.distributed.get_world_size()
-        self.last = value.item()
-
-
-class _Measured(NamedTuple):
-    """Of one batch: loss, gradient, h and rho by site, and sums for kappa."""
-
-    loss: float
-    home: list[Tensor]
-    grads: list[Tensor]
-    hess: list[Tensor]
-    density: list[Tensor]
-    along: float
-    roots: float
-
-
-def _measure(
-    sites: Sequence[Site],
-    visit: Visit,
-    reach: Callable[[Site], Tensor],
-    draws: Sequence[Draw],
-    loss: _Loss,
-) -> _Measured:
-    """Means over probes of h, rho and rho_t; the last two give kappa."""
-    grads = [_taken(site, grad) for site, grad in zip(sites, visit(draws[0], 0.0), strict=True)]
-    here = loss.last
-    home = [_here(site) for site in sites]
-    hess, density = ([torch.zeros_like(g) for g in grads] for _ in range(2))
-    along = 0.0
-    for draw in draws:
-        plus = [kept(grad) for grad in visit(draw, 1.0)]
-        minus = visit(draw, -1.0)
-        slopes = []
-        for i, site in enumerate(sites):
-            signs, far = signs_of(site, draw), reach(site)
-            sides = (_taken(site, plus[i]), _taken(site, minus[i]))
-            found = Gradients(grads[i], *sides, far.where(far > 0, 1.0), signs)
-            moved = (far > 0).to(far.dtype)
-            hess[i] += moved * hess_sample(found, "signed") / len(draws)
-            density[i] += moved * glass_sample(found) / len(draws)
-            bent = (sides[0] + sides[1]) / 2 - grads[i]
-            slopes.append(_sums(site, bent * signs))
-        (slope,) = _total(sites, slopes)
-        along += 2 / sites[0].radius * slope**2 / len(draws)
-    rows = [_sums(site, rho.sqrt()) for site, rho in zip(sites, density, strict=True)]
-    return _Measured(here, home, grads, hess, density, along, *_total(sites, rows))
-
-
 def _rises(
     sites: Sequence[Site],
     visit: Visit,
-    here: _Measured,
+    here: Measured,
     draws: Sequence[Draw],
     others: Mapping[str, Mapping[Site, Tensor]],
     radius: float,
-    loss: _Loss,
+    loss: LossOf,
     batch: int,
 ) -> list[Rise]:
     """Go along every move and come back with what it cost."""
@@ -284,7 +188,10 @@ def _rises(
         listed.append((kind, 1.0, lambda i, m=move: m.get(sites[i])))  # type: ignore[misc]
     try:
         return [
-            _rise(sites, visit, here, kind, _places(sites, here, move, side * radius), loss, batch)
+            rise_at(
+                *(sites, visit, here, _places(sites, here, move, side * radius)),
+                *(loss, kind, batch),
+            )
             for kind, side, move in listed
         ]
     finally:
@@ -294,15 +201,15 @@ def _rises(
 
 def _places(
     sites: Sequence[Site],
-    here: _Measured,
+    here: Measured,
     move: Callable[[int], Tensor | None],
     length: float,
 ) -> list[Tensor]:
     """Where a move of this root mean square ends, as the parameters can hold it."""
-    (squares,) = _total(
+    (squares,) = total_of(
         sites,
         [
-            _sums(site, torch.zeros(()) if (u := move(i)) is None else u.square())
+            sums_of(site, torch.zeros(()) if (u := move(i)) is None else u.square())
             for i, site in enumerate(sites)
         ],
     )
@@ -316,70 +223,11 @@ def _places(
     return places
 
 
-def _rise(
-    sites: Sequence[Site],
-    visit: Visit,
-    here: _Measured,
-    kind: str,
-    places: Sequence[Tensor],
-    loss: _Loss,
-    batch: int,
-) -> Rise:
-    for site, place in zip(sites, places, strict=True):
-        site.state["probe_center"] = place
-    grads = visit(Draw(0, 0), 0.0)
-    rows = []
-    for i, site in enumerate(sites):
-        d, rho = places[i] - here.home[i], here.density[i]
-        size = d.abs()
-        terms = (
-            here.grads[i] * d,
-            (_taken(site, grads[i]) - here.grads[i]) * d / 2,
-            here.hess[i] * d.square() / 2,
-            rho.sqrt() * size * size.sqrt(),
-            rho * size * size * size,
-        )
-        rows.append(_sums(site, *terms))
-    first, along, hessian, separable, cubes = _total(sites, rows)
-    glass = {
-        "separable": GLASS_LOSS_FACTOR * separable,
-        "joint": GLASS_LOSS_FACTOR * math.sqrt(cubes),
-    }
-    floor = _ROUNDING * loss.spacing * (abs(here.loss) + abs(first))
-    rise = loss.last - here.loss - first
-    return Rise(kind, batch, rise, first, hessian, along, glass, floor)
-
-
-def _here(site: Site) -> Tensor:
-    """Where the parameter stands, in state precision and memory of its own."""
-    return local(site.param).to(state_dtype(site.param), copy=True)
-
-
-def _taken(site: Site, grad: Tensor | None) -> Tensor:
-    """A gradient in state precision and memory of its own; one that is not given is zero."""
-    if grad is None:
-        return torch.zeros_like(local(site.param), dtype=state_dtype(site.param))
-    return grad.to(state_dtype(site.param), copy=True)
-
-
-def _sums(site: Site, *terms: Tensor) -> Tensor:
-    """Sums of some terms over this process's part of a parameter, on its device."""
-    kind, device = sum_dtype(site), site.param.device
-    return torch.stack([term.to(device, kind).sum() for term in terms])
-
-
-def _total(sites: Sequence[Site], rows: Sequence[Tensor]) -> list[float]:
-    """Over all parameters and shards, in one transfer a device."""
-    whole = [sum_over_shards(row, site.param) for site, row in zip(sites, rows, strict=True)]
-    total: list[float] = torch.stack(fetched(whole)).sum(0).tolist()
-    return total
-
-
 # ---- what it amounts to ------------------------------------------------------------------------
 
 
 def _summary(
-    tables: Sequence[Sequence[Rise]], measured: Sequence[_Measured], radius: float, gradients: int
+    tables: Sequence[Sequence[Rise]], measured: Sequence[Measured], radius: float, gradients: int
 ) -> BoundCheck:
     roots = sum(found.roots for found in measured) / len(measured)
     along = sum(found.along for found in measured) / len(measured)
