@@ -46,9 +46,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_preset():
-    """Half of the quick preset's radii."""
+    """Fewer radii and points than the quick preset has."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", Preset(3, 2, 2))
+        patch.setitem(PRESETS, "quick", Preset(3, 2, 2, 3, 3))
         yield
 
 
@@ -75,7 +75,8 @@ def test_it_says_beforehand_what_it_takes_and_takes_no_more(seen: tuple[Path, st
     announced = int(re.match(r"quick: ([\d,]+) gradients at most", said)[1].replace(",", ""))  # type: ignore[index]
     assert announced == gradients_of(Asked(PRESETS["quick"]), 2)
     records = [json.loads(line) for line in (out / "landscape.jsonl").read_text().splitlines()]
-    climbed = sum(r["gradients"] + sum(b["gradients"] for b in r["bounds"]) for r in records)
+    parts = [p for r in records for p in (r, r["diagonals"], *r["bounds"], *r["slices"])]
+    climbed = sum(part["gradients"] for part in parts)
     assert climbed + 2 * 26 == announced
 
 

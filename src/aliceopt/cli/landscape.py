@@ -64,6 +64,22 @@ def landscape(
             "looked for first."
         ),
     ] = None,
+    between: Annotated[
+        Path | None,
+        typer.Option(help="Another checkpoint of the same model: also cut a slice to its weights."),
+    ] = None,
+    coordinates: Annotated[
+        bool,
+        typer.Option(
+            "--coordinates", help="Also write the curvature of every coordinate, which is large."
+        ),
+    ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Compare with the exact Hessian; for models of up to 20,000 parameters."
+        ),
+    ] = False,
     evaluating: Annotated[
         bool, typer.Option("--eval", help="Measure in evaluation mode, not in training mode.")
     ] = False,
@@ -96,7 +112,7 @@ def landscape(
 
     from aliceopt.lab import carry_out
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import checkpoint_run
+    from aliceopt.lab.network import checkpoint_run, weights_of
     from aliceopt.lab.terminal import stdout_console
 
     folder = Path("runs") / f"landscape-{_name(source)}" if out is None else out
@@ -106,6 +122,9 @@ def landscape(
             seed=_whole("--seed", seed),
             evaluating=evaluating,
             radius=radius,
+            coordinates=coordinates,
+            exact=exact,
+            between=None if between is None else weights_of(between),
         )
         place = torch.device(carry_out.devices(device)[0])
         if source is not None and source.endswith(".pt"):
@@ -167,7 +186,7 @@ def _announce(preset: str, asked: Asked, count: int) -> None:
     from aliceopt.lab.landscapes import gradients_of
     from aliceopt.lab.words import counted
 
-    radii, directions, batches = asked.preset
+    radii, directions, batches, *_ = asked.preset
     each = f"{radii} radii, {directions} directions, {counted(batches, 'batch', 'batches')}"
     kinds = " and ".join(asked.parts)
     say(
@@ -220,6 +239,7 @@ def _tell(views: list[View], folder: Path, console: Any) -> None:
         landscape_table,
         reading,
         records,
+        tensors,
     )
     from aliceopt.lab.tensor_file import write_tensors
     from aliceopt.lab.writing import replacing
@@ -227,12 +247,7 @@ def _tell(views: list[View], folder: Path, console: Any) -> None:
     with replacing(folder / "landscape.jsonl") as beside:
         lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in records(views))
         beside.write_text(lines, encoding="utf-8")
-    sums = {
-        f"{view.network}/{view.part}/{name}": table
-        for view in views
-        for name, table in view.ladder.sums.items()
-    }
-    write_tensors(folder / "landscape.safetensors", sums)
+    write_tensors(folder / "landscape.safetensors", tensors(views))
     console.print(landscape_table(views))
     for line in reading(views):
         console.print(line)

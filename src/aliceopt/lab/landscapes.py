@@ -7,7 +7,8 @@ twin is measured on the same batches, along the same directions and at the same 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +22,19 @@ from aliceopt.lab.network import Batch, Network
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.precision import autocast, set_products
 from aliceopt.lab.words import counted
-from aliceopt.landscape import BoundCheck, Ladder, Radii, bound_check, choose_radii, ladder
+from aliceopt.landscape import (
+    BoundCheck,
+    Diagonals,
+    Ladder,
+    Radii,
+    Slice,
+    bound_check,
+    choose_radii,
+    diagonals,
+    exact_diagonals,
+    ladder,
+    slices,
+)
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
 from aliceopt.landscape.power_law import Blocks
 
@@ -37,17 +50,25 @@ _SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
 
 class Preset(NamedTuple):
-    """How much is measured: radii, directions a batch, batches of each kind.
+    """How much is measured: radii, directions a batch, batches of each kind, points of slices.
 
-    The bounds are checked at the middle and the largest radius, with as many directions.
+    Bounds are checked at the middle and the largest radius, diagonals measured at the middle one,
+    with as many directions; slices are cut on one batch. ``plane`` are the points of a slice along
+    two directions, on each side of the square; 0: none.
     """
 
     radii: int
     directions: int
     batches: int
+    points: int
+    plane: int
 
 
-PRESETS = {"quick": Preset(5, 2, 2), "standard": Preset(8, 4, 4), "thorough": Preset(10, 8, 8)}
+PRESETS = {
+    "quick": Preset(5, 2, 2, 9, 0),
+    "standard": Preset(8, 4, 4, 15, 7),
+    "thorough": Preset(10, 8, 8, 31, 15),
+}
 """By name."""
 
 
@@ -57,7 +78,8 @@ class Asked:
 
     ``blocks`` as for `aliceopt.landscape.ladder`; None: those that the model names itself, or the
     first parts of names. ``radius`` is the smallest, chosen if None. ``evaluating`` measures in
-    evaluation mode.
+    evaluation mode. ``coordinates`` keeps the curvature of every coordinate, ``exact`` compares
+    its sums with the exact Hessian, and ``between`` are other weights, to cut a slice to.
     """
 
     preset: Preset
@@ -68,6 +90,9 @@ class Asked:
     parts: tuple[str, ...] = PARTS
     evaluating: bool = False
     radius: float | None = None
+    coordinates: bool = False
+    exact: bool = False
+    between: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +107,21 @@ class View:
     ladder: Ladder
     readable: dict[str, bool]
     bounds: tuple[BoundCheck, ...]
+    diagonals: Diagonals
+    exact: dict[str, dict[str, float]] | None
+    slices: tuple[Slice, ...]
 
 
 def gradients_of(asked: Asked, networks: int) -> int:
     """How many gradients will be taken; fewer where there are fewer batches."""
-    radii, directions, batches = asked.preset
-    climbing, checking = 1 + 2 * directions * radii, 2 * (4 + 4 * directions)
-    return networks * (CHOOSING_GRADIENTS + len(asked.parts) * batches * (climbing + checking))
+    radii, directions, batches, points, plane = asked.preset
+    climbing = 1 + 2 * directions * radii
+    checking = 2 * (4 + 4 * directions) + (1 + 2 * directions)
+    lines = 3 + (asked.between is not None)
+    cutting = lines * (points + 1 + 2 * directions)
+    cutting += plane**2 + 1 + 2 * directions if plane else 0
+    each = batches * (climbing + checking) + cutting
+    return networks * (CHOOSING_GRADIENTS + len(asked.parts) * each)
 
 
 def see(
@@ -110,7 +143,8 @@ def see(
     for name, measured in there.items():
         for part in asked.parts:
             found = measured.climb(part, replace(chosen[name], radii=radii))
-            checked = [measured.check(part, r) for r in (radii[len(radii) // 2], radii[-1])]
+            middle, largest = radii[len(radii) // 2], radii[-1]
+            checked = [measured.check(part, radius) for radius in (middle, largest)]
             yield View(
                 network=name,
                 part=part,
@@ -120,6 +154,9 @@ def see(
                 ladder=found,
                 readable=chosen[name].readable,
                 bounds=tuple(checked),
+                diagonals=measured.diagonals(part, middle),
+                exact=measured.exact(part) if asked.exact else None,
+                slices=tuple(measured.slices(part, middle)),
             )
 
 
@@ -191,6 +228,59 @@ class _Measured:
             moves=self.moves,
             seed=self.asked.seed,
         )
+
+    def diagonals(self, part: str, radius: float) -> Diagonals:
+        return diagonals(
+            self.model,
+            self.closure,
+            radius,
+            batches=self.batches(part),
+            directions=self.asked.preset.directions,
+            blocks=self.blocks,
+            coordinates=self.asked.coordinates,
+            seed=self.asked.seed,
+        )
+
+    def exact(self, part: str) -> dict[str, dict[str, float]]:
+        return exact_diagonals(
+            self.model, self.network.loss, batches=self.batches(part), blocks=self.blocks
+        )
+
+    def slices(self, part: str, reach: float) -> Iterator[Slice]:
+        """Along the gradient, random signs, the optimizer's step and to other weights; a plane."""
+        batch = next(self.batches(part))
+
+        def cut(direction: Any, reach: float = reach, points: int = 0) -> Slice:
+            preset = self.asked.preset
+            found = slices(
+                self.model,
+                lambda: self.closure(batch),
+                direction,
+                reach,
+                points=points or preset.points,
+                probes=preset.directions,
+                seed=self.asked.seed,
+            )
+            given = next((name for name, move in named.items() if move is direction), None)
+            return found if given is None else replace(found, directions=(given,))
+
+        named = dict(self.moves)
+        if self.asked.between is not None:
+            here = {name: param.detach() for name, param in self.model.named_parameters()}
+            others = self.asked.between
+            named["other weights"] = {n: others[n].to(p) - p for n, p in here.items()}
+        yield cut("gradient")
+        yield cut("random")
+        for name, move in named.items():
+            yield cut(move, reach / _size(move) if name == "optimizer" else 1.0)
+        if self.asked.preset.plane:
+            yield cut(["gradient", "random"], points=self.asked.preset.plane)
+
+
+def _size(move: Mapping[str, Tensor]) -> float:
+    """Root mean square over all coordinates."""
+    square = sum(float(u.double().square().sum()) for u in move.values())
+    return math.sqrt(square / max(1, sum(u.numel() for u in move.values())))
 
 
 def last_step(network: Network) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import train
 from aliceopt.lab.writing import replacing
 
-__all__ = ["Batch", "Network", "checkpoint_run", "network_of", "problem_run"]
+__all__ = ["Batch", "Network", "checkpoint_run", "network_of", "problem_run", "weights_of"]
 
 Batch = tuple[Any, Any]
 
@@ -183,6 +183,13 @@ def _check_same(run: Run, path: Path, *, begun: bool) -> None:
         raise PlanError(f"{str(path.parent)!r} holds another network: choose another --out")
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
+
+
+def weights_of(path: Path) -> Mapping[str, Tensor]:
+    """The weights of a checkpoint by name."""
+    content = _content(path)
+    weights: Mapping[str, Tensor] = content.get("model", content)
+    return weights
 
 
 def _content(path: Path) -> dict[str, Any]:

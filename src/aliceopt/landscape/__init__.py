@@ -7,6 +7,7 @@ from .joint import JointCurvature, joint_curvature
 from .ladder import Ladder, ladder
 from .power_law import Exponent, PowerLaw, power_law, variation_exponent
 from .rungs import Rungs
+from .slices import Slice, slices
 from .spread import Estimate
 from .twins import Twin, twin
 
@@ -20,6 +21,7 @@ __all__ = [
     "PowerLaw",
     "Radii",
     "Rungs",
+    "Slice",
     "Twin",
     "bound_check",
     "choose_radii",
@@ -28,6 +30,7 @@ __all__ = [
     "joint_curvature",
     "ladder",
     "power_law",
+    "slices",
     "twin",
     "variation_exponent",
 ]

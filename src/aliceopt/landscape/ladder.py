@@ -52,7 +52,8 @@ class Ladder:
     ``displaced`` is the share of coordinates that could move at the smallest radius: below 1 in
     bf16, where a large weight may have no neighbour that close. ``sums`` are what all is computed
     from: for every parameter [batches, directions, radii, 3] sums of squares, of the gradient's
-    change, of its second difference and of the gradient.
+    change, of its second difference and of the gradient; ``noise`` are variations up to which a
+    change may be rounding. Tied names have the same.
     """
 
     radii: tuple[float, ...]
@@ -63,11 +64,22 @@ class Ladder:
     total: Rungs
     blocks: dict[str, Rungs]
     sums: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    noise: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, names: Iterable[str]) -> Rungs:
+        """The rungs of any other set of parameters, from the same measurement."""
+        listed = list(names)
+        for name in listed:
+            if name not in self.sums:
+                raise ValueError(f"{name!r} was not measured")
+        own = {id(self.sums[name]): name for name in listed}  # tied names once
+        table = torch.stack([self.sums[name] for name in own.values()]).sum(0)
+        return read_rungs(table[..., :2], self.radii, sum(self.noise[n] for n in own.values()))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, no tensors; what is not finite becomes None."""
-        plain: dict[str, Any] = without_nan(asdict(replace(self, sums={})))
-        del plain["sums"]
+        plain: dict[str, Any] = without_nan(asdict(replace(self, sums={}, noise={})))
+        del plain["sums"], plain["noise"]
         return plain
 
 
@@ -150,6 +162,7 @@ def ladder(
         total=_read(unique, rows, rungs, noise),
         blocks={block: _read(there, rows, rungs, noise) for block, there in members.items()},
         sums={name: rows[site] for name, site in sites.items()},
+        noise={name: noise[site] for name, site in sites.items()},
     )
 
 

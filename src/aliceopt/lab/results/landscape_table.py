@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
@@ -21,6 +23,7 @@ __all__ = [
     "landscape_table",
     "reading",
     "records",
+    "tensors",
     "within",
 ]
 
@@ -152,6 +155,26 @@ def records(views: Sequence[View]) -> list[dict[str, Any]]:
             "readable": view.readable,
             **view.ladder.as_dict(),
             "bounds": [check.as_dict() for check in view.bounds],
+            "diagonals": view.diagonals.as_dict(),
+            "exact": view.exact,
+            "slices": [cut.as_dict() for cut in view.slices],
         }
         for view in views
     ]
+
+
+def tensors(views: Sequence[View]) -> dict[str, Tensor]:
+    """What the numbers are computed from, by network, batches and parameter.
+
+    Sums of the ladder, and the curvature of every coordinate where it was kept.
+    """
+    found = {}
+    for view in views:
+        where = f"{view.network}/{view.part}"
+        for name, table in view.ladder.sums.items():
+            found[f"{where}/{name}"] = table
+        for kept, label in ((view.diagonals.means, "mean"), (view.diagonals.errors, "error")):
+            for term, there in kept.items():
+                for name, values in there.items():
+                    found[f"{where}/{term} {label}/{name}"] = values
+    return found
