@@ -137,7 +137,7 @@ def landscape(
         _announce(preset, asked, count)
         networks = _networks(run, folder, place, checkpoint, twin, train_twin)
         views = _seen(networks, asked, count, console)
-        _tell(views, folder, console)
+        _tell(views, folder, console, _facts(source, run, asked, views, place))
 
 
 def _name(source: str | None) -> str:
@@ -232,8 +232,42 @@ def _seen(networks: dict[str, Network], asked: Asked, count: int, console: Any) 
     return views
 
 
-def _tell(views: list[View], folder: Path, console: Any) -> None:
-    from aliceopt.lab.figures.landscape import draw_exponents
+def _facts(
+    source: str | None, run: Run, asked: Asked, views: list[View], place: torch.device
+) -> dict[str, str]:
+    """How it was measured, for the report."""
+    from aliceopt.lab.clock import now
+    from aliceopt.lab.precision import in_words
+    from aliceopt.lab.records import versions
+    from aliceopt.lab.results.landscape_report import command
+    from aliceopt.lab.words import counted, settings_in_words
+
+    first = views[0]
+    problem = run.problem.get("model")
+    about = settings_in_words(problem) if isinstance(problem, dict) else ""
+    taken = sum(view.gradients for view in views)
+    metrics = {view.network: f"loss {view.loss:.4g}, metric {view.metric:.4g}" for view in views}
+    told = "; ".join(f"{name}: {said}" for name, said in metrics.items())
+    radii = f"{first.ladder.radii[0]:.1e} to {first.ladder.radii[-1]:.1e}"
+    return {
+        "Problem": source or "A small convnet on digits",
+        "Command": command(),
+        "Model": about,
+        "Trained by": f"{run.label}, {counted(run.training.steps, 'step')}, seed {run.seed}",
+        "On validation data": told,
+        "Batches": f"batches of {first.batch_size:,} examples, {first.ladder.batches} of each kind",
+        "Mode": "evaluation" if asked.evaluating else "training",
+        "Radii": f"{radii}, {first.ladder.directions} directions a batch",
+        "Precision": in_words(asked.precision),
+        "Gradients": f"{taken:,}, and those that chose the radii",
+        "Device": str(place),
+        "Versions": settings_in_words(versions()),
+        "Date": now(),
+    }
+
+
+def _tell(views: list[View], folder: Path, console: Any, facts: dict[str, str]) -> None:
+    from aliceopt.lab.results.landscape_report import write_landscape_report
     from aliceopt.lab.results.landscape_table import (
         bounds_table,
         landscape_table,
@@ -253,9 +287,8 @@ def _tell(views: list[View], folder: Path, console: Any) -> None:
         console.print(line)
     console.print("Rises of the loss beyond g.d: how often above the bound, and rise over bound")
     console.print(bounds_table(views))
-    for part in dict.fromkeys(view.part for view in views):
-        for suffix in ("png", "pdf"):
-            path = folder / "figures" / f"exponents-{part}.{suffix}"
-            drawn = draw_exponents(views, path, part)
-        say(f"figure: {drawn.with_suffix('.png')}")
+    path, pictures = write_landscape_report(folder, views, facts)
+    for picture in pictures:
+        say(f"figure: {picture.path}")
+    say(f"report: {path}")
     say(f"numbers: {folder / 'landscape.jsonl'}, {folder / 'landscape.safetensors'}")

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +53,9 @@ _SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 class Preset(NamedTuple):
     """How much is measured: radii, directions a batch, batches of each kind, points of slices.
 
-    Bounds are checked at the middle and the largest radius, diagonals measured at the middle one,
-    with as many directions; slices are cut on one batch. ``plane`` are the points of a slice along
-    two directions, on each side of the square; 0: none.
+    Bounds are checked on half of the batches, at the middle and the largest radius, diagonals
+    measured at the middle one, with as many directions; slices are cut on one batch. ``plane``
+    are the points of a slice along two directions, on each side of the square; 0: none.
     """
 
     radii: int
@@ -66,7 +67,7 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "quick": Preset(5, 2, 2, 9, 0),
-    "standard": Preset(8, 4, 4, 15, 7),
+    "standard": Preset(8, 4, 4, 11, 5),
     "thorough": Preset(10, 8, 8, 31, 15),
 }
 """By name."""
@@ -111,17 +112,29 @@ class View:
     exact: dict[str, dict[str, float]] | None
     slices: tuple[Slice, ...]
 
+    @property
+    def gradients(self) -> int:
+        """Taken for all of it."""
+        checking = sum(check.gradients for check in self.bounds)
+        cutting = sum(cut.gradients for cut in self.slices)
+        return self.ladder.gradients + self.diagonals.gradients + checking + cutting
+
 
 def gradients_of(asked: Asked, networks: int) -> int:
     """How many gradients will be taken; fewer where there are fewer batches."""
     radii, directions, batches, points, plane = asked.preset
     climbing = 1 + 2 * directions * radii
-    checking = 2 * (4 + 4 * directions) + (1 + 2 * directions)
+    checking = 2 * (4 + 4 * directions)
     lines = 3 + (asked.between is not None)
     cutting = lines * (points + 1 + 2 * directions)
     cutting += plane**2 + 1 + 2 * directions if plane else 0
-    each = batches * (climbing + checking) + cutting
+    each = batches * (climbing + 1 + 2 * directions) + _checked(batches) * checking + cutting
     return networks * (CHOOSING_GRADIENTS + len(asked.parts) * each)
+
+
+def _checked(batches: int) -> int:
+    """On how many batches the bounds are checked."""
+    return (batches + 1) // 2
 
 
 def see(
@@ -222,7 +235,7 @@ class _Measured:
             self.model,
             self.closure,
             radius,
-            batches=self.batches(part),
+            batches=islice(self.batches(part), _checked(self.asked.preset.batches)),
             probes=self.asked.preset.directions,
             directions=self.asked.preset.directions,
             moves=self.moves,
