@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from aliceopt.cli import build
 from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.landscapes import PRESETS, Asked, Preset, batches_of, gradients_of, last_step
 from aliceopt.lab.network import network_of, problem_run
+from aliceopt.lab.results.landscape_report import tree_of
 from aliceopt.lab.tensor_file import write_tensors
 
 PROBLEM = """
@@ -111,11 +113,13 @@ def test_bounds_are_checked_along_the_optimizer_too(seen: tuple[Path, str]) -> N
 
 
 def test_figures_and_tensors_are_there(seen: tuple[Path, str]) -> None:
-    """A figure a kind of batches, as PNG and PDF; sums by network, batches and parameter."""
-    out, _ = seen
-    for part in ("training", "held-out"):
+    """Every figure as PNG and PDF, named by the output; sums by network, batches and parameter."""
+    out, said = seen
+    names = ["exponents-training", "exponents-held-out", "shares", "bounds", "slices-training"]
+    for name in [*names, "slices-held-out", "plane-0", "plane-3"]:
         for suffix in ("png", "pdf"):
-            assert (out / "figures" / f"exponents-{part}.{suffix}").stat().st_size > 5_000
+            assert (out / "figures" / f"{name}.{suffix}").stat().st_size > 5_000
+        assert f"{name}.png" in said
     safetensors = pytest.importorskip("safetensors.torch")
     tables = safetensors.load_file(out / "landscape.safetensors")
     assert tables["as trained/training/0.weight"].shape == (2, 2, 3, 3)
@@ -123,6 +127,37 @@ def test_figures_and_tensors_are_there(seen: tuple[Path, str]) -> None:
     v = sum(tables[f"as trained/training/0.{n}"][..., 0].mean((0, 1)) for n in ("weight", "bias"))
     told = [rung["value"] for rung in record["blocks"]["0"]["variation"]]
     assert v.tolist() == pytest.approx(told)
+
+
+def test_the_report_has_every_part_and_no_requests(seen: tuple[Path, str]) -> None:
+    """Verdicts, parts of the model at every depth, moves and terms; all of it inside the file."""
+    out, said = seen
+    text = (out / "report.html").read_text()
+    assert f"report: {out / 'report.html'}" in said
+    assert "http" not in text.replace("http-equiv", "")
+    assert text.count("data:image/png;base64") == 10
+    for word in ("Glass share", "0.weight", "optimizer", "Hessian diagonal", "gelu twin, held-out"):
+        assert word in text
+    record = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
+    assert f"{record['blocks']['0']['exponents'][0]['value']:.2f} (" in text
+
+
+def test_the_tree_has_what_adds_something() -> None:
+    """Modules before what is below them; one with a single child is that child."""
+    names = ["a.x.weight", "a.x.bias", "a.y.weight", "b.weight"]
+    sums = dict.fromkeys(names, torch.zeros(0))
+    ladder = SimpleNamespace(sums=sums)
+    assert (
+        tree_of(ladder)
+        == {  # type: ignore[arg-type]
+            "a": names[:3],
+            "a.x": names[:2],
+            "a.x.weight": names[:1],
+            "a.x.bias": names[1:2],
+            "a.y": names[2:3],
+            "b": names[3:],
+        }
+    )
 
 
 def test_a_checkpoint_is_enough_and_blocks_can_be_chosen(

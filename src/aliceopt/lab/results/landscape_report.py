@@ -201,7 +201,8 @@ def _blocks(views: Sequence[View]) -> str:
             rows.append(Row(name, cells))
         heads = ["Block", "Verdict", "Exponent p", "From radius", "Glass share", "Crossover"]
         title = f"{view.network}, {view.part} batches of {view.batch_size:,}"
-        tables.append(f"<h3>{escape(title)}</h3>{table(title, heads, rows)}")
+        spaced = '<h3 style="margin-top: 1.5rem">'
+        tables.append(f"{spaced}{escape(title)}</h3>{table(title, heads, rows)}")
     return "\n".join(tables)
 
 
