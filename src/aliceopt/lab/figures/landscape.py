@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_bounds", "draw_exponents", "draw_plane", "draw_shares", "draw_slices"]
+__all__ = ["draw_bounds", "draw_exponents", "draw_planes", "draw_shares", "draw_slices"]
 
 _MOST = 14
 _RANGE = (0.4, 2.6)
@@ -226,26 +226,24 @@ def draw_cut(axes: Axes, cut: Slice) -> None:
     axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
 
 
-def draw_plane(view: View, path: str | os.PathLike[str]) -> Path | None:
-    """The loss over two directions, beside the combined prediction; None without such a slice."""
+def draw_planes(views: Sequence[View], path: str | os.PathLike[str]) -> Path | None:
+    """The loss over two directions, beside the combined prediction; None without such slices."""
     target = style.checked_path(path)
-    cut = next((cut for cut in view.slices if len(cut.directions) == 2), None)
-    if cut is None:
+    planes = [(v, cut) for v in views for cut in v.slices if len(cut.directions) == 2]
+    if not planes:
         return None
     with style.look():
-        figure = style.new_figure(height=2.9)
-        panels = figure.subplots(1, 2, sharex=True, sharey=True)
-        x, y = ([p * length for p in cut.positions] for length in cut.lengths)
-        for axes, values, title in zip(
-            panels, (cut.change, cut.predicted["combined"]), ("loss", "combined"), strict=True
-        ):
-            level = [[cut.loss + value for value in column] for column in values]
-            across = [list(row) for row in zip(*level, strict=True)]
-            drawn = axes.contourf(x, y, across, levels=12, cmap="cividis")
-            figure.colorbar(drawn, ax=axes)
-            axes.set_title(f"{safe(view.network)}: {title}")
-            axes.set_xlabel(cut.directions[0])
-            axes.ticklabel_format(style="sci", scilimits=(-2, 3))
-            axes.locator_params(nbins=3)
-        panels[0].set_ylabel(cut.directions[1])
+        figure = style.new_figure(height=0.4 + 2.1 * len(planes))
+        grid = figure.subplots(len(planes), 2, squeeze=False)
+        for row, (view, cut) in zip(grid, planes, strict=True):
+            x, y = ([p * length for p in cut.positions] for length in cut.lengths)
+            for axes, values in zip(row, (cut.change, cut.predicted["combined"]), strict=True):
+                across = [[cut.loss + v for v in line] for line in zip(*values, strict=True)]
+                figure.colorbar(axes.contourf(x, y, across, levels=12, cmap="cividis"), ax=axes)
+                axes.ticklabel_format(style="sci", scilimits=(-2, 3))
+                axes.locator_params(nbins=3)
+                axes.set_xlabel(cut.directions[0])
+            row[0].set_ylabel(cut.directions[1])
+            row[0].set_title(safe(f"{view.network}, {view.part}", 40), pad=12)
+            row[1].set_title("combined prediction", pad=12)
         return style.save(figure, target)

@@ -140,7 +140,10 @@ _EXPONENTS = "Exponents between neighbouring radii; bands are 95% intervals."
 _SLICES = (
     "Along a direction, in root mean squares of the displacement; predictions are from the middle."
 )
-_PLANE = "Left the loss, right the prediction from the middle."
+_PLANES = (
+    "And along two directions?",
+    "Left the loss on one batch, right the prediction from the middle.",
+)
 
 
 def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
@@ -165,9 +168,7 @@ def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
     for part in parts:
         question = f"What does the loss look like, on a {part} batch?"
         add(f"slices-{part}", partial(figures.draw_slices, views, part=part), question, _SLICES)
-    for i, view in enumerate(views):
-        question = f"The plane of {view.network}, on a {view.part} batch"
-        add(f"plane-{i}", partial(figures.draw_plane, view), question, _PLANE)
+    add("planes", partial(figures.draw_planes, views), *_PLANES)
     return found
 
 
