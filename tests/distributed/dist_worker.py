@@ -9,6 +9,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from aliceopt import Alice
+from aliceopt import Alice, landscape
 from aliceopt.compress import TERMS, sensitivity
 from aliceopt.integrations.window import Window
 from paper import paper_alice
@@ -243,6 +244,47 @@ def measured_sensitivity(run: Run) -> Result:
         resumed = measure(5, checkpoint=path)
     after = [whole(parameter) for parameter in model.parameters()]
     return {"found": once, "resumed": resumed, "before": before, "after": after}
+
+
+def measured_landscape(run: Run) -> Result:
+    """Numbers of every instrument on two batches, and what was left, also by one that fails."""
+    model = wrapped(run)
+    before = [whole(parameter) for parameter in model.parameters()]
+
+    def closure(step: int) -> Tensor:
+        x, y = (mine(part, run) for part in batch(step, run.dtype))
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def failing(step: int) -> Tensor:
+        if step == 1:
+            raise KeyboardInterrupt
+        return closure(step)
+
+    validation(model, run)  # leaves an FSDP2 root unsharded
+    two = {"batches": range(2)}
+    radii = landscape.choose_radii(model, lambda: closure(0), count=3)
+    bounds = landscape.bound_check(model, closure, 0.02, probes=2, directions=2, **two)
+    plane = ["gradient", "random"]
+    found = [
+        landscape.ladder(model, closure, radii, directions=2, **two).as_dict(),
+        landscape.diagonals(model, closure, 0.02, directions=2, **two).as_dict(),
+        bounds.as_dict(),
+        landscape.slices(model, closure, plane, 0.02, points=3, probes=2, **two).as_dict(),
+    ]
+    for measure in (landscape.ladder, landscape.diagonals, landscape.bound_check):
+        with contextlib.suppress(KeyboardInterrupt):
+            measure(model, failing, 0.02, **two)
+    after = [whole(parameter) for parameter in model.parameters()]
+    return {"found": found, "before": before, "after": after}
+
+
+MEASURED = {
+    f"{name} {kind}": partial(measure, Run() if kind == "alone" else Run(kind))
+    for name, measure in (("sensitivity", measured_sensitivity), ("landscape", measured_landscape))
+    for kind in ("alone", "ddp", "fsdp")
+}
 
 
 def copied(tree: Any) -> Any:

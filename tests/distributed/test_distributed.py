@@ -351,3 +351,29 @@ def test_a_sensitivity_is_that_of_one_process(outcomes: Outcomes, kind: str) -> 
             torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
         assert identical(result["found"], result["resumed"])
         assert identical(result["before"], result["after"])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_landscape_is_that_of_one_process(outcomes: Outcomes, kind: str) -> None:
+    """Every number of every instrument, on the global batch; nothing was moved, failures too."""
+    alone = outcomes.of("landscape alone")[0]["found"]
+    for result in outcomes.of(f"landscape {kind}"):
+        for got, expected in zip(result["found"], alone, strict=True):
+            assert_close(got, expected)
+        assert identical(result["before"], result["after"])
+
+
+def assert_close(got: Any, expected: Any) -> None:
+    """Numbers agree but for rounding, which is all that some differences are."""
+    if isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        for key in expected:
+            if key not in ("rounding", "misfit"):
+                assert_close(got[key], expected[key])
+    elif isinstance(expected, list):
+        for mine, other in zip(got, expected, strict=True):
+            assert_close(mine, other)
+    elif isinstance(expected, float):
+        assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    else:
+        assert got == expected

@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # pytest reads this file wit
 sys.path.insert(0, str(Path(__file__).parent))
 
 from dist_worker import (
+    MEASURED,
     RUNS,
     WORLD,
     Result,
@@ -50,7 +51,6 @@ from dist_worker import (
     batch,
     copied,
     gathered_state,
-    measured_sensitivity,
     mine,
     network,
     parameters,
@@ -346,9 +346,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "plain fsdp accumulate": lambda: plain_loop(Run("fsdp", accumulate=True)),
     "local gradients": local_gradients,
     "overflow": overflow,
-    "sensitivity alone": lambda: measured_sensitivity(Run()),
-    "sensitivity ddp": lambda: measured_sensitivity(Run("ddp")),
-    "sensitivity fsdp": lambda: measured_sensitivity(FSDP),
+    **MEASURED,
 }
 
 

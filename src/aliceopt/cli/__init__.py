@@ -27,13 +27,14 @@ def build() -> typer.Typer:
     """The command-line application."""
     import typer
 
-    from aliceopt.cli import claims, compress, data, figures, lab, results, study
+    from aliceopt.cli import claims, compress, data, figures, lab, landscape, results, study
 
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(lab.root)
     app.command()(study.study)
     app.command("new-problem")(study.new_problem)
     app.command()(compress.compress)
+    app.command()(landscape.landscape)
     app.command("run")(lab.run)
     app.command()(lab.table)
     app.command()(figures.figure)

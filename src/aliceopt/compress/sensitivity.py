@@ -33,8 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from ..landscape.excursion import Visit, excursion, sites_of
+from ..landscape.samples import samples
 from ..sharding import as_part_of, sum_over_shards, whole
-from ..site import Draw, Site, signs_of, state_dtype
+from ..site import Draw, Site, state_dtype
 from .averages import CENTER, SIDES, TERMS, Key, Sensitivity
 from .resuming import own_path, save, started, zeros
 from .weights import weights_of
@@ -178,8 +179,8 @@ def _measure(
         found.gradients += 2
         for i, site in enumerate(sites.values()):
             far = multiple * reach(site)
-            samples = _samples(found.terms, site, draw, far, plus[i], minus[i], center[i : i + 1])
-            for term, sample in samples.items():
+            taken = samples(found.terms, site, draw, far, plus[i], minus[i], center[i : i + 1])
+            for term, sample in taken.items():
                 _add_one(found, (term, radius), list(sites)[i], sample)
 
 
@@ -203,34 +204,6 @@ def _taken(grads: Sequence[Tensor | None], sites: Mapping[str, Site], number: in
         name = list(sites)[int((~sums.isfinite()).nonzero()[0])]
         raise ValueError(f"batch {number}: the gradient of {name!r} is not finite")
     return taken
-
-
-def _samples(
-    terms: Sequence[str],
-    site: Site,
-    draw: Draw,
-    far: Tensor,
-    plus: Tensor,
-    minus: Tensor,
-    center: Sequence[Tensor],
-) -> dict[str, Tensor]:
-    """What one batch says of a weight, at one radius; zero where it could not move."""
-    inverse = torch.where(far > 0, 1 / far, 0.0)
-    found = {}
-    if any(term in terms for term in ("rms", "abs", "signed")):
-        x = (plus - minus).mul_(inverse).mul_(0.5)
-        if "rms" in terms:
-            found["rms"] = x.square()
-        if "signed" in terms:
-            found["signed"] = x * signs_of(site, draw)
-        if "abs" in terms:
-            found["abs"] = x.abs_()
-    if "free" in terms:
-        found["free"] = (plus - center[0]).mul_(center[0] - minus).mul_(inverse.square())
-    if "glass" in terms:
-        bent = (plus + minus).mul_(0.5).sub_(center[0])
-        found["glass"] = bent.square_().mul_(inverse).mul_(2)
-    return found
 
 
 def _add(

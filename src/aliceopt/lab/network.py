@@ -1,4 +1,8 @@
-"""A network to compress: trained once a seed, kept in its folder, and found there the next time."""
+"""A trained network and its data: what the instruments of the lab are pointed at.
+
+It is trained once a seed, kept in its folder, and found there the next time; or its weights are
+read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,17 @@ from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import Progress, train
 from aliceopt.lab.writing import replacing
 
-__all__ = ["JOURNAL", "Batch", "Network", "check_same", "check_source", "network_of", "problem_run"]
+__all__ = [
+    "JOURNAL",
+    "Batch",
+    "Network",
+    "check_same",
+    "check_source",
+    "checkpoint_run",
+    "network_of",
+    "problem_run",
+    "weights_of",
+]
 
 Batch = tuple[Any, Any]
 
@@ -34,7 +48,10 @@ JOURNAL = "compression.jsonl"
 
 @dataclass(frozen=True)
 class Network:
-    """A trained model with its data on a device, and how it is computed."""
+    """A trained model with its data on a device, and how it is computed.
+
+    ``run`` and ``method`` say how it was trained and where its optimizer stands, if that is known.
+    """
 
     problem: Problem
     model: nn.Module
@@ -43,6 +60,8 @@ class Network:
     precision: str
     device: torch.device
     validation_batches: int | None = None
+    run: Run | None = None
+    method: Mapping[str, Any] | None = None
 
     def loss(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
         """Of a batch."""
@@ -76,16 +95,17 @@ def problem_run(
     data: Path | None = None,
     precision: str | None = None,
     epochs: float | None = None,
+    method: str = "adamw",
 ) -> Run:
-    """How the network is trained: with AdamW, as an experiment, a study or the digits have it.
+    """How the network is trained: as an experiment, a study or the digits train ``method``.
 
-    ``source`` names an experiment that has a method ``adamw``, or a function
-    (``file.py:function``); None: the digits.
+    ``source`` names an experiment that has this method, or a function (``file.py:function``), for
+    which there is AdamW alone; None: the digits.
     """
     if source is not None and ":" not in source:
         check_source(source)
         plan = experiment_plan(
-            source, scale, seeds=[seed], methods=["adamw"], precision=precision, root=data
+            source, scale, seeds=[seed], methods=[method], precision=precision, root=data
         )
         run = plan.runs[0]
         return replace(run, training=replace(run.training, keep_checkpoint=True))
@@ -122,19 +142,40 @@ def _studied_run(source: str | None, seed: int, precision: str | None, epochs: f
     return Run("adamw", "AdamW", "adamw", options, seed, problem, training)
 
 
+def checkpoint_run(path: Path) -> Run:
+    """The run of a checkpoint that the lab wrote, from the records beside it."""
+    records = path.with_name("records.jsonl")
+    try:
+        with records.open(encoding="utf-8") as lines:
+            return Run.from_dict(json.loads(next(lines))["config"])
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        raise PlanError(
+            f"{str(path)!r} has no records of a run beside it: give the problem, and this file as "
+            "--checkpoint"
+        ) from None
+
+
 def network_of(
-    run: Run, folder: Path, device: torch.device, checkpoint: Path | None = None
+    run: Run,
+    folder: Path,
+    device: torch.device,
+    checkpoint: Path | None = None,
+    twin: str | None = None,
 ) -> Network:
-    """Train, or go on with what the folder has; or read the weights of a checkpoint."""
-    given = None if checkpoint is None else _weights(checkpoint)
+    """Train, or go on with what the folder has; or read the weights of a checkpoint.
+
+    ``twin`` puts another activation into the trained network, see `aliceopt.landscape.twin`.
+    """
+    given = None if checkpoint is None else _content(checkpoint)
     made_by = check_same(run, folder, checkpoint)
     with replacing(run_folder(folder, run.method, run.seed) / "network.json") as beside:
         beside.write_text(made_by, encoding="utf-8")
-    weights = _trained(run, folder, device) if given is None else given
-    problem, precision = build_problem(run.problem, run.seed), run.training.precision
+    content = _trained(run, folder, device) if given is None else given
+    config = run.problem if twin is None else {**run.problem, "twin": twin}
+    problem, precision = build_problem(config, run.seed), run.training.precision
     set_products(precision)
     try:
-        problem.model.load_state_dict(weights)
+        problem.model.load_state_dict(content.get("model", content))
     except RuntimeError as error:
         raise PlanError(f"the checkpoint does not fit the model: {error}") from error
     model = problem.model.to(device).eval()
@@ -144,11 +185,12 @@ def network_of(
     if lay_out_(model, precision):
         train_, validation = ChannelsLast(train_), ChannelsLast(validation)
     most = run.training.validation_batches
-    return Network(problem, model, train_, validation, precision, device, most)
+    method = content.get("method") if "model" in content else None
+    return Network(problem, model, train_, validation, precision, device, most, run, method)
 
 
-def _trained(run: Run, folder: Path, device: torch.device) -> Mapping[str, Tensor]:
-    """The weights at the end of training, which is made, gone on with, or over."""
+def _trained(run: Run, folder: Path, device: torch.device) -> dict[str, Any]:
+    """The checkpoint at the end of training, which is made, gone on with, or over."""
     place = run_folder(folder, run.method, run.seed)
     done = load_checkpoint(place / "checkpoint.pt")
     if done is None or done["step"] < run.training.steps:
@@ -160,8 +202,7 @@ def _trained(run: Run, folder: Path, device: torch.device) -> Mapping[str, Tenso
             raise PlanError(f"training ended {status}: {told[-1].reason}; see {str(place)!r}")
         done = load_checkpoint(place / "checkpoint.pt")
     assert done is not None
-    weights: Mapping[str, Tensor] = done["model"]
-    return weights
+    return done
 
 
 def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
@@ -186,10 +227,16 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     return text
 
 
-def _weights(path: Path) -> Mapping[str, Tensor]:
+def weights_of(path: Path) -> Mapping[str, Tensor]:
+    """The weights of a checkpoint by name."""
+    content = _content(path)
+    weights: Mapping[str, Tensor] = content.get("model", content)
+    return weights
+
+
+def _content(path: Path) -> dict[str, Any]:
     """A state dict, or the lab's checkpoint that has one."""
     content = load_checkpoint(path)
     if content is None:
         raise PlanError(f"there is no checkpoint {str(path)!r}")
-    weights: Mapping[str, Tensor] = content.get("model", content)
-    return weights
+    return content

@@ -10,6 +10,7 @@ from torch import nn
 from aliceopt.lab import data, models
 from aliceopt.lab.problem import Problem, ProblemError, load_function, make_problem
 from aliceopt.lab.randomness import seed_all
+from aliceopt.landscape import twin
 
 __all__ = ["MODELS", "build_problem"]
 
@@ -17,13 +18,16 @@ __all__ = ["MODELS", "build_problem"]
 def build_problem(config: Mapping[str, Any], seed: int) -> Problem:
     """The problem of a run, from ``{"function": ...}`` or ``{"model": ..., "data": ...}``.
 
+    ``"twin"``, where it is given, names the activation that takes the place of the model's own.
     Everything is read and imported first and the generators seeded then, so that the weights
     follow from the seed alone.
     """
     if "function" in config:
         function = load_function(config["function"])
         seed_all(seed)
-        return make_problem(function, config["function"])
+        problem = make_problem(function, config["function"])
+        problem.model = _twinned(problem.model, config)
+        return problem
     source = {k: v for k, v in config["data"].items() if k != "name"}
     loaded = data.load(config["data"]["name"], batch_size=config["batch_size"], **source)
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["model"].items()}
@@ -31,7 +35,7 @@ def build_problem(config: Mapping[str, Any], seed: int) -> Problem:
     if name not in MODELS:
         raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
     seed_all(seed)
-    model = MODELS[name](loaded, source, options)
+    model = _twinned(MODELS[name](loaded, source, options), config)
     return Problem(
         model=model,
         loss=getattr(model, "loss", nn.functional.cross_entropy),
@@ -41,6 +45,10 @@ def build_problem(config: Mapping[str, Any], seed: int) -> Problem:
         batch_size=config["batch_size"],
         note=loaded.note,
     )
+
+
+def _twinned(model: nn.Module, config: Mapping[str, Any]) -> nn.Module:
+    return twin(model, config["twin"]).model if "twin" in config else model
 
 
 Maker = Callable[[data.Loaded, dict[str, Any], dict[str, Any]], nn.Module]

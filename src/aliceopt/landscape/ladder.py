@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from ..sharding import sum_over_shards
 from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
+from .floor import ABOVE_ROUNDING, Radii, rungs_of
 from .power_law import (
     STREAM,
+    Blocks,
     block_members,
     check_factor,
     check_whole,
@@ -38,7 +40,7 @@ from .power_law import (
 )
 from .rungs import Rungs, read_rungs
 
-__all__ = ["Ladder", "ladder"]
+__all__ = ["Ladder", "closures_of", "ladder"]
 
 _ROUNDING = 16  # changes below so many spacings of the gradient's norm are noise
 
@@ -48,7 +50,10 @@ class Ladder:
     """One measurement: the rungs of every block and of all parameters together.
 
     ``displaced`` is the share of coordinates that could move at the smallest radius: below 1 in
-    bf16, where a large weight may have no neighbour that close.
+    bf16, where a large weight may have no neighbour that close. ``sums`` are what all is computed
+    from: for every parameter [batches, directions, radii, 3] sums of squares, of the gradient's
+    change, of its second difference and of the gradient; ``noise`` are variations up to which a
+    change may be rounding. Tied names have the same.
     """
 
     radii: tuple[float, ...]
@@ -58,24 +63,37 @@ class Ladder:
     displaced: float
     total: Rungs
     blocks: dict[str, Rungs]
+    sums: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    noise: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, names: Iterable[str]) -> Rungs:
+        """The rungs of any other set of parameters, from the same measurement."""
+        listed = list(names)
+        for name in listed:
+            if name not in self.sums:
+                raise ValueError(f"{name!r} was not measured")
+        own = {id(self.sums[name]): name for name in listed}  # tied names once
+        table = torch.stack([self.sums[name] for name in own.values()]).sum(0)
+        return read_rungs(table[..., :2], self.radii, sum(self.noise[n] for n in own.values()))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts; what is not finite becomes None."""
-        plain: dict[str, Any] = without_nan(asdict(self))
+        """Plain numbers, strings, lists and dicts, no tensors; what is not finite becomes None."""
+        plain: dict[str, Any] = without_nan(asdict(replace(self, sums={}, noise={})))
+        del plain["sums"], plain["noise"]
         return plain
 
 
 def ladder(
     model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
     closure: Callable[..., Any] | Sequence[Callable[[], Any]],
-    radii: float | Sequence[float],
+    radii: float | Sequence[float] | Radii,
     *,
     count: int = 6,
     factor: float = 2.0,
     batches: Iterable[Any] | None = None,
     directions: int = 4,
     second: bool = True,
-    blocks: Mapping[str, Iterable[str]] | int | None = None,
+    blocks: Blocks = None,
     center: Mapping[str, Tensor] | None = None,
     seed: int = 0,
     step: int = 0,
@@ -90,7 +108,8 @@ def ladder(
         model: as for `power_law`.
         closure: forward and backward on one batch, the same at every call; or a sequence of
             such, one a batch; or, with ``batches``, a function of a batch.
-        radii: displacements of every coordinate, increasing; or the smallest of ``count``.
+        radii: displacements of every coordinate, increasing; or the smallest of ``count``; or
+            those that `choose_radii` found, with what rounding makes of a gradient.
         count: how many radii, if only the smallest is given.
         factor: from one of them to the next, then; whole for bf16 and fp16.
         batches: what to call the closure with, batches of one size, taken one at a time and only
@@ -111,7 +130,7 @@ def ladder(
     >>> found.verdict, [round(p.value, 2) for p in found.exponents]
     ('smooth', [2.0, 2.0])
     """
-    rungs = _rungs(radii, count, factor)
+    rungs = rungs_of(radii.radii if isinstance(radii, Radii) else radii, count, factor)
     for label, value, least in (
         ("directions", directions, 1),
         ("seed", seed, 0),
@@ -126,24 +145,28 @@ def ladder(
     members = block_members(named, sites, blocks)
     unique = list(dict.fromkeys(sites.values()))
     tables, displaced = [], 1.0
-    for j, on_batch in enumerate(_closures(closure, batches)):
+    for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [Draw(seed ^ STREAM, (step << 32) + j * directions + k) for k in range(directions)]
         with excursion(unique, module, on_batch, multiples[-1]) as (visit, reach), torch.no_grad():
             tables.append(fetched(_climb(unique, visit, draws, multiples, second=second)))
             displaced = _displaced(unique, reach)
     rows = dict(zip(unique, map(torch.stack, zip(*tables, strict=True)), strict=True))
+    measured = radii.rounding if isinstance(radii, Radii) else {}
+    noise = {site: _noise(site, rows[site], measured.get(name)) for name, site in sites.items()}
     return Ladder(
         radii=tuple(rungs),
         directions=directions,
         batches=len(tables),
         gradients=len(tables) * (1 + (2 if second else 1) * directions * len(rungs)),
         displaced=displaced,
-        total=_read(unique, rows, rungs),
-        blocks={block: _read(there, rows, rungs) for block, there in members.items()},
+        total=_read(unique, rows, rungs, noise),
+        blocks={block: _read(there, rows, rungs, noise) for block, there in members.items()},
+        sums={name: rows[site] for name, site in sites.items()},
+        noise={name: noise[site] for name, site in sites.items()},
     )
 
 
-def _closures(
+def closures_of(
     closure: Callable[..., Any] | Sequence[Callable[[], Any]], batches: Iterable[Any] | None
 ) -> Iterator[Callable[[], Any]]:
     """One closure a batch; batches are drawn when their turn comes."""
@@ -214,32 +237,20 @@ def _square(site: Site, change: Tensor | None, total: Tensor) -> Tensor:
     return sum_over_shards(change.to(total.dtype).square_().sum(), site.param)
 
 
-def _read(sites: Sequence[Site], rows: Mapping[Site, Tensor], radii: Sequence[float]) -> Rungs:
+def _noise(site: Site, rows: Tensor, measured: float | None) -> float:
+    """A variation up to which a change may be rounding: as measured, or as usual."""
+    if measured is not None:
+        return ABOVE_ROUNDING * measured
+    spacing = _ROUNDING * torch.finfo(site.param.dtype).eps
+    return float(spacing**2 * rows[..., 2].mean())
+
+
+def _read(
+    sites: Sequence[Site],
+    rows: Mapping[Site, Tensor],
+    radii: Sequence[float],
+    noise: Mapping[Site, float],
+) -> Rungs:
     """What the ladder of a set of parameters says, each [batches, directions, radii, 3]."""
-    spacings = [_ROUNDING * torch.finfo(site.param.dtype).eps for site in sites]
-    pairs = zip(spacings, sites, strict=True)
-    noise = sum(spacing**2 * rows[site][..., 2].mean().item() for spacing, site in pairs)
     table = torch.stack([rows[site] for site in sites]).sum(0)
-    return read_rungs(table[..., :2], radii, noise)
-
-
-def _rungs(radii: Any, count: Any, factor: Any) -> list[float]:
-    """The radii, smallest first; arrays and tensors will do."""
-    given = radii.tolist() if hasattr(radii, "tolist") else radii
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        rungs = list(given)
-    else:
-        check_whole("count", count, 1)
-        if not _is_number(factor) or factor <= 1:
-            raise ValueError(f"factor must be a number in (1, inf), got {factor!r}")
-        rungs = [given * float(factor) ** k for k in range(count)] if _is_number(given) else [given]
-    pairs = zip([0.0, *rungs], rungs, strict=False)
-    if not all(_is_number(high) and high > low for low, high in pairs):
-        raise ValueError(f"radii must be numbers above 0, each above the last, got {radii!r}")
-    if len(rungs) < 2:
-        raise ValueError(f"a ladder needs two radii or more, got {rungs!r}")
-    return [float(radius) for radius in rungs]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return read_rungs(table[..., :2], radii, sum(noise[site] for site in sites))

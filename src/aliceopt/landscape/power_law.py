@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,7 +28,10 @@ from ..sharding import sum_over_shards
 from ..site import Draw, Site, state_dtype
 from .excursion import Visit, excursion, named_parameters, sites_of
 
-__all__ = ["Exponent", "PowerLaw", "power_law", "variation_exponent"]
+__all__ = ["Blocks", "Exponent", "PowerLaw", "power_law", "variation_exponent"]
+
+Blocks = Mapping[str, Iterable[str]] | int | str | None
+"""Which parameters are looked at together, see `power_law`."""
 
 STREAM = 0x6C6E6473 << 32  # other directions than an optimizer of the same seed
 _T975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
@@ -126,7 +130,7 @@ def power_law(
     *,
     factor: float = 2.0,
     directions: int = 4,
-    blocks: Mapping[str, Iterable[str]] | int | None = None,
+    blocks: Blocks = None,
     center: Mapping[str, Tensor] | None = None,
     second: bool = False,
     seed: int = 0,
@@ -146,7 +150,8 @@ def power_law(
         factor: how much further the far displacement goes; whole for bf16 and fp16.
         directions: random sign directions, the same ones at both radii.
         blocks: parameter names of each block, which may overlap; or how many parts of a name
-            make a block, as in telemetry (None: 1).
+            make a block, as in telemetry (None: 1); or a regular expression, whose first group,
+            or all that it finds in a name, is the block's name (names without are left out).
         center: where to measure, by parameter name; None: where the parameters stand, which
             for Alice is mu.
         second: use ``(g(x + d) + g(x - d))/2 - g(x)`` instead, in which a Hessian cancels and
@@ -260,19 +265,11 @@ def _exponent(rows: Sequence[Tensor], factor: float) -> Exponent:
 def block_members(
     named: Mapping[str, Tensor],
     sites: Mapping[str, Site],
-    blocks: Mapping[str, Iterable[str]] | int | None,
+    blocks: Blocks,
 ) -> dict[str, list[Site]]:
     """Trainable members of every block, each once; a block must have some."""
-    if isinstance(blocks, Mapping):
-        listed = {block: list(names) for block, names in blocks.items()}
-    else:
-        depth = 1 if blocks is None else blocks
-        check_whole("blocks, as a depth of names,", depth, 1)
-        listed = {}
-        for name in sites:
-            listed.setdefault(".".join(name.split(".")[:depth]), []).append(name)
     members = {}
-    for block, names in listed.items():
+    for block, names in _listed(sites, blocks).items():
         for name in names:
             if name not in named:
                 raise ValueError(f"block {block!r} has {name!r}, {_no_parameter(name, named)}")
@@ -281,6 +278,32 @@ def block_members(
             raise ValueError(f"block {block!r} has no trainable parameter: leave it out")
         members[block] = found
     return members
+
+
+def _listed(sites: Mapping[str, Site], blocks: Blocks) -> dict[str, list[str]]:
+    """Names by block: as given, by what an expression finds in them, or by their first parts."""
+    if isinstance(blocks, Mapping):
+        return {block: list(names) for block, names in blocks.items()}
+    listed: dict[str, list[str]] = {}
+    if isinstance(blocks, str):
+        try:
+            pattern = re.compile(blocks)
+        except re.error as error:
+            raise ValueError(f"blocks is no regular expression, got {blocks!r}: {error}") from None
+        for name in sites:
+            if found := pattern.search(name):
+                block = found[1] if pattern.groups and found[1] is not None else found[0]
+                listed.setdefault(block, []).append(name)
+        if not listed:
+            raise ValueError(
+                f"blocks finds no parameter, got {blocks!r}; one is {next(iter(sites))!r}"
+            )
+        return listed
+    depth = 1 if blocks is None else blocks
+    check_whole("blocks, as a depth of names,", depth, 1)
+    for name in sites:
+        listed.setdefault(".".join(name.split(".")[:depth]), []).append(name)
+    return listed
 
 
 def _no_parameter(name: str, named: Mapping[str, Tensor]) -> str:

@@ -43,7 +43,7 @@ class Rungs:
     verdict is glass, else NaN.
 
     ``verdict`` is read at the small end, which is ``radii[start]``: the smallest radius at which
-    the gradient changes by more than rounding. With 95% confidence
+    the gradient's variation exceeds ``rounding``. With 95% confidence
 
     - "smooth": the exponent there is 2 within 0.1, and the glass share, if known, below 0.1;
     - "glass": it is below 1.9, and does not rise towards 2 as the radius shrinks. A smooth bend
@@ -66,6 +66,7 @@ class Rungs:
     misfit: float
     start: int
     fitted: int
+    rounding: float
 
 
 def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
@@ -101,6 +102,7 @@ def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
         misfit=(fit / low.mean((0, 1)) - 1).square().mean().sqrt().item(),
         start=start,
         fitted=fitted,
+        rounding=noise,
     )
 
 

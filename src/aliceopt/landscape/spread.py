@@ -42,6 +42,17 @@ class Estimate:
     error_directions: float
     error_batches: float
 
+    @property
+    def error(self) -> float:
+        """The standard error from both sources, as far as they can be told; NaN if none can."""
+        known = [e for e in (self.error_directions, self.error_batches) if not math.isnan(e)]
+        return math.hypot(*known) if known else math.nan
+
+    @property
+    def relative_error(self) -> float:
+        """The standard error over the size of the number; NaN for zero."""
+        return self.error / abs(self.value) if self.value else math.nan
+
 
 def estimates(table: Tensor, result: Callable[[Tensor], Tensor]) -> list[Estimate]:
     """Every result with its interval, from a table [batches, directions, ...].

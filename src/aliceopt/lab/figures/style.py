@@ -89,6 +89,15 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def safe(text: str, most: int = 28) -> str:
+    """A label that leaves room for the figure and that matplotlib takes literally.
+
+    A dollar sign would begin mathematics.
+    """
+    short = text if len(text) <= most else f"{text[: most - 1].rstrip()}\u2026"
+    return short.replace("$", r"\$")
+
+
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write `figure` as .png, .svg or .pdf by suffix and return the path.
 

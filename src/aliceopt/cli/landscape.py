@@ -1,0 +1,294 @@
+"""``aliceopt landscape``: which kind of curvature a trained network has, block by block."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aliceopt.cli import options
+from aliceopt.cli.refusal import needs_lab, refuse, say
+
+if TYPE_CHECKING:
+    import torch
+
+    from aliceopt.lab.landscapes import Asked, View
+    from aliceopt.lab.network import Network
+    from aliceopt.lab.spec import Run
+
+
+def landscape(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROBLEM|CHECKPOINT",
+            help="An experiment (aliceopt list), or file.py:function as for aliceopt study, which "
+            "is trained first; or the checkpoint.pt of a run. By default a small convnet on "
+            "digits.",
+        ),
+    ] = None,
+    preset: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples a batch; the default is the problem's.")
+    ] = None,
+    blocks: Annotated[
+        str | None,
+        typer.Option(
+            help="How many parts of a parameter's name make a block, like 2; or a regular "
+            "expression, whose first group is the block's name. The default are the model's own."
+        ),
+    ] = None,
+    twin: Annotated[
+        str | None,
+        typer.Option(
+            help="Also measure the network with this activation in the place of its own: gelu, "
+            "silu, relu2, leaky or relu."
+        ),
+    ] = None,
+    train_twin: Annotated[
+        bool,
+        typer.Option(
+            "--train-twin", help="Also train a twin from the same start, and measure that as well."
+        ),
+    ] = False,
+    batches: Annotated[
+        str, typer.Option(help="Kinds of batches: both, training or held-out.")
+    ] = "both",
+    radius: Annotated[
+        float | None,
+        typer.Option(
+            help="The smallest radius; by default as small as rounding and kinks allow, which is "
+            "looked for first."
+        ),
+    ] = None,
+    between: Annotated[
+        Path | None,
+        typer.Option(help="Another checkpoint of the same model: also cut a slice to its weights."),
+    ] = None,
+    coordinates: Annotated[
+        bool,
+        typer.Option(
+            "--coordinates", help="Also write the curvature of every coordinate, which is large."
+        ),
+    ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Compare with the exact Hessian; for models of up to 20,000 parameters."
+        ),
+    ] = False,
+    evaluating: Annotated[
+        bool, typer.Option("--eval", help="Measure in evaluation mode, not in training mode.")
+    ] = False,
+    method: Annotated[
+        str, typer.Option(help="Which of an experiment's methods trains the network.")
+    ] = "adamw",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Weights instead of training: a state dict.")
+    ] = None,
+    scale: options.Scale = "lab",
+    data: options.Data = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="Of the measurement: float32, float64 (smaller radii), tf32 or bf16. Training "
+            "has its own."
+        ),
+    ] = "float32",
+    seed: Annotated[int, typer.Option(help="Of the network, the batches and the directions.")] = 0,
+    out: options.Out = None,
+    device: options.Device = "auto",
+) -> None:
+    """Measure which curvature a trained network has, glass or a Hessian, in every block.
+
+    Says first how many gradients that takes. Ends with a table, what it means in words, figures,
+    and the numbers as JSON lines and safetensors. The network is trained first, unless weights
+    are given, and kept in the folder for the next time.
+    """
+    import torch
+
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.lock import locked
+    from aliceopt.lab.network import checkpoint_run, weights_of
+    from aliceopt.lab.terminal import stdout_console
+
+    folder = Path("runs") / f"landscape-{_name(source)}" if out is None else out
+    with carry_out.told(refuse, needs_lab), locked(folder):
+        asked = replace(
+            _asked(preset, batch_size, blocks, batches, precision),
+            seed=_whole("--seed", seed),
+            evaluating=evaluating,
+            radius=radius,
+            coordinates=coordinates,
+            exact=exact,
+            between=None if between is None else weights_of(between),
+        )
+        place = torch.device(carry_out.devices(device)[0])
+        if source is not None and source.endswith(".pt"):
+            checkpoint = Path(source)
+            run = checkpoint_run(checkpoint)
+        else:
+            run = _run(source, seed, scale, data, folder, method)
+        console = stdout_console()
+        count = 1 + (twin is not None) + train_twin
+        _announce(preset, asked, count)
+        networks = _networks(run, folder, place, checkpoint, twin, train_twin)
+        views = _seen(networks, asked, count, console)
+        _tell(views, folder, console, _facts(source, run, asked, views, place))
+
+
+def _name(source: str | None) -> str:
+    if source is None:
+        return "digits"
+    if source.endswith(".pt"):
+        return "-".join(Path(source).resolve().parts[-3:-1])
+    return (source.rpartition(":")[0].rpartition("/")[2] or source).removesuffix(".py")
+
+
+def _whole(name: str, value: int) -> int:
+    if value < 0:
+        raise ValueError(f"{name} must be a whole number >= 0, got {value}")
+    return value
+
+
+def _asked(
+    preset: str, batch_size: int | None, blocks: str | None, batches: str, precision: str
+) -> Asked:
+    from aliceopt.lab.landscapes import PARTS, PRECISIONS, PRESETS, Asked
+
+    if preset not in PRESETS:
+        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}; got {preset!r}")
+    if batches not in ("both", *PARTS):
+        raise ValueError(f"--batches must be both, {' or '.join(PARTS)}; got {batches!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"--precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+    depth = int(blocks) if blocks is not None and blocks.isdecimal() else blocks
+    parts = PARTS if batches == "both" else (batches,)
+    return Asked(PRESETS[preset], batch_size, depth, precision, parts=parts)
+
+
+def _run(
+    source: str | None, seed: int, scale: str, data: Path | None, folder: Path, method: str
+) -> Run:
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.network import problem_run
+    from aliceopt.lab.plan import EXPERIMENTS
+
+    if source in EXPERIMENTS:
+        data = carry_out.data_root(source, scale, data, folder)
+    return problem_run(source, seed, scale=scale, data=data, method=method)
+
+
+def _announce(preset: str, asked: Asked, count: int) -> None:
+    from aliceopt.lab.landscapes import gradients_of
+    from aliceopt.lab.words import counted
+
+    radii, directions, batches, *_ = asked.preset
+    each = f"{radii} radii, {directions} directions, {counted(batches, 'batch', 'batches')}"
+    kinds = " and ".join(asked.parts)
+    say(
+        f"{preset}: {gradients_of(asked, count):,} gradients at most, for "
+        f"{counted(count, 'network')} on {kinds} batches ({each} of each kind)"
+    )
+
+
+def _networks(
+    run: Run,
+    folder: Path,
+    place: torch.device,
+    checkpoint: Path | None,
+    twin: str | None,
+    train_twin: bool,
+) -> dict[str, Network]:
+    from aliceopt.lab.network import network_of
+
+    if train_twin and twin is None:
+        raise ValueError("--train-twin needs --twin, the activation to train with")
+    networks = {"as trained": network_of(run, folder, place, checkpoint)}
+    if twin is not None:
+        networks[f"{twin} twin"] = network_of(run, folder, place, checkpoint, twin)
+    if train_twin:
+        other = replace(run, problem={**run.problem, "twin": twin})
+        networks[f"{twin} twin, trained"] = network_of(other, folder / f"twin-{twin}", place)
+    return networks
+
+
+def _seen(networks: dict[str, Network], asked: Asked, count: int, console: Any) -> list[View]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from aliceopt.lab.landscapes import gradients_of, see
+
+    columns = ("gradients", BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    disabled = not console.is_terminal
+    views = []
+    with Progress(*columns, console=console, transient=True, disable=disabled) as bars:
+        task = bars.add_task("", total=gradients_of(asked, count))
+        for view in see(networks, asked, lambda: bars.advance(task)):
+            console.print(f"{view.network}, {view.part} batches: done")
+            views.append(view)
+    return views
+
+
+def _facts(
+    source: str | None, run: Run, asked: Asked, views: list[View], place: torch.device
+) -> dict[str, str]:
+    """How it was measured, for the report."""
+    from aliceopt.lab.clock import now
+    from aliceopt.lab.precision import in_words
+    from aliceopt.lab.records import versions
+    from aliceopt.lab.report.landscape import command
+    from aliceopt.lab.words import counted, settings_in_words
+
+    first = views[0]
+    problem = run.problem.get("model")
+    about = settings_in_words(problem) if isinstance(problem, dict) else ""
+    taken = sum(view.gradients for view in views)
+    metrics = {view.network: f"loss {view.loss:.4g}, metric {view.metric:.4g}" for view in views}
+    told = "; ".join(f"{name}: {said}" for name, said in metrics.items())
+    radii = f"{first.ladder.radii[0]:.1e} to {first.ladder.radii[-1]:.1e}"
+    return {
+        "Problem": source or "A small convnet on digits",
+        "Command": command(),
+        "Model": about,
+        "Trained by": f"{run.label}, {counted(run.training.steps, 'step')}, seed {run.seed}",
+        "On validation data": told,
+        "Batches": f"batches of {first.batch_size:,} examples, {first.ladder.batches} of each kind",
+        "Mode": "evaluation" if asked.evaluating else "training",
+        "Radii": f"{radii}, {first.ladder.directions} directions a batch",
+        "Precision": in_words(asked.precision),
+        "Gradients": f"{taken:,}, and those that chose the radii",
+        "Device": str(place),
+        "Versions": settings_in_words(versions()),
+        "Date": now(),
+    }
+
+
+def _tell(views: list[View], folder: Path, console: Any, facts: dict[str, str]) -> None:
+    from aliceopt.lab.report.landscape import write_landscape_report
+    from aliceopt.lab.results.landscape_table import (
+        bounds_table,
+        landscape_table,
+        reading,
+        records,
+        tensors,
+    )
+    from aliceopt.lab.tensor_file import write_tensors
+    from aliceopt.lab.writing import replacing
+
+    with replacing(folder / "landscape.jsonl") as beside:
+        lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in records(views))
+        beside.write_text(lines, encoding="utf-8")
+    write_tensors(folder / "landscape.safetensors", tensors(views))
+    console.print(landscape_table(views))
+    for line in reading(views):
+        console.print(line)
+    console.print("Rises of the loss beyond g.d: how often above the bound, and rise over bound")
+    console.print(bounds_table(views))
+    path, pictures = write_landscape_report(folder, views, facts)
+    for picture in pictures:
+        say(f"figure: {picture.path}")
+    say(f"report: {path}")
+    say(f"numbers: {folder / 'landscape.jsonl'}, {folder / 'landscape.safetensors'}")

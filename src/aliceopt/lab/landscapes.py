@@ -1,0 +1,342 @@
+"""Which curvature a trained network has: ladders on its own batches, and on held-out ones.
+
+The network is looked at as it is trained: in training mode, on batches of one size. An activation
+twin is measured on the same batches, along the same directions and at the same radii.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from aliceopt.lab.blocks import blocks_of
+from aliceopt.lab.data.splits import Split
+from aliceopt.lab.methods import make_method
+from aliceopt.lab.network import Batch, Network
+from aliceopt.lab.plan import PlanError
+from aliceopt.lab.precision import autocast, set_products
+from aliceopt.lab.words import counted
+from aliceopt.landscape import (
+    BoundCheck,
+    Diagonals,
+    Ladder,
+    Radii,
+    Slice,
+    bound_check,
+    choose_radii,
+    diagonals,
+    exact_diagonals,
+    ladder,
+    slices,
+)
+from aliceopt.landscape.floor import CHOOSING_GRADIENTS
+from aliceopt.landscape.power_law import Blocks
+
+__all__ = ["PARTS", "PRECISIONS", "PRESETS", "Asked", "Preset", "View", "gradients_of", "see"]
+
+PARTS = ("training", "held-out")
+"""Kinds of batches."""
+
+PRECISIONS = ("float32", "float64", "tf32", "bf16")
+"""How a network may be measured."""
+
+_SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
+
+
+class Preset(NamedTuple):
+    """How much is measured: radii, directions a batch, batches of each kind, points of slices.
+
+    Bounds are checked on half of the batches, at the middle and the largest radius, diagonals
+    measured at the middle one, with as many directions; slices are cut on one batch. ``plane``
+    are the points of a slice along two directions, on each side of the square; 0: none.
+    """
+
+    radii: int
+    directions: int
+    batches: int
+    points: int
+    plane: int
+
+
+PRESETS = {
+    "quick": Preset(5, 2, 2, 9, 0),
+    "standard": Preset(8, 4, 4, 11, 5),
+    "thorough": Preset(10, 8, 8, 31, 15),
+}
+"""By name."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured, and how.
+
+    ``blocks`` as for `aliceopt.landscape.ladder`; None: those that the model names itself, or the
+    first parts of names. ``radius`` is the smallest, chosen if None. ``evaluating`` measures in
+    evaluation mode. ``coordinates`` keeps the curvature of every coordinate, ``exact`` compares
+    its sums with the exact Hessian, and ``between`` are other weights, to cut a slice to.
+    """
+
+    preset: Preset
+    batch_size: int | None = None
+    blocks: Blocks = None
+    precision: str = "float32"
+    seed: int = 0
+    parts: tuple[str, ...] = PARTS
+    evaluating: bool = False
+    radius: float | None = None
+    coordinates: bool = False
+    exact: bool = False
+    between: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """One network on one kind of batches; loss and metric are those of the validation data."""
+
+    network: str
+    part: str
+    batch_size: int
+    loss: float
+    metric: float
+    ladder: Ladder
+    readable: dict[str, bool]
+    bounds: tuple[BoundCheck, ...]
+    diagonals: Diagonals
+    exact: dict[str, dict[str, float]] | None
+    slices: tuple[Slice, ...]
+
+    @property
+    def gradients(self) -> int:
+        """Taken for all of it."""
+        checking = sum(check.gradients for check in self.bounds)
+        cutting = sum(cut.gradients for cut in self.slices)
+        return self.ladder.gradients + self.diagonals.gradients + checking + cutting
+
+
+def gradients_of(asked: Asked, networks: int) -> int:
+    """How many gradients will be taken; fewer where there are fewer batches."""
+    radii, directions, batches, points, plane = asked.preset
+    climbing = 1 + 2 * directions * radii
+    checking = 2 * (4 + 4 * directions)
+    lines = 3 + (asked.between is not None)
+    cutting = lines * (points + 1 + 2 * directions)
+    cutting += plane**2 + 1 + 2 * directions if plane else 0
+    each = batches * (climbing + 1 + 2 * directions) + _checked(batches) * checking + cutting
+    return networks * (CHOOSING_GRADIENTS + len(asked.parts) * each)
+
+
+def _checked(batches: int) -> int:
+    """On how many batches the bounds are checked."""
+    return (batches + 1) // 2
+
+
+def see(
+    networks: dict[str, Network], asked: Asked, tick: Callable[[], Any] = lambda: None
+) -> Iterator[View]:
+    """Measure every network on every kind of batches; ``tick`` is called after every gradient.
+
+    All are measured at the same radii: those of the network that needs the largest.
+    """
+    if asked.precision not in PRECISIONS:
+        raise PlanError(
+            f"--precision must be one of {', '.join(PRECISIONS)}; got {asked.precision!r}"
+        )
+    told = {name: network.evaluated(network.model) for name, network in networks.items()}
+    set_products(asked.precision)
+    there = {name: _Measured(network, asked, tick) for name, network in networks.items()}
+    chosen = {name: measured.radii() for name, measured in there.items()}
+    radii = max((found.radii for found in chosen.values()), key=lambda r: r[0])
+    for name, measured in there.items():
+        for part in asked.parts:
+            found = measured.climb(part, replace(chosen[name], radii=radii))
+            middle, largest = radii[len(radii) // 2], radii[-1]
+            checked = [measured.check(part, radius) for radius in (middle, largest)]
+            yield View(
+                network=name,
+                part=part,
+                batch_size=measured.batch_size,
+                loss=told[name]["loss"],
+                metric=told[name]["metric"],
+                ladder=found,
+                readable=chosen[name].readable,
+                bounds=tuple(checked),
+                diagonals=measured.diagonals(part, middle),
+                exact=measured.exact(part) if asked.exact else None,
+                slices=tuple(measured.slices(part, middle)),
+            )
+
+
+class _Measured:
+    """A network in the precision and the mode in which it is measured."""
+
+    def __init__(self, network: Network, asked: Asked, tick: Callable[[], Any]):
+        self.asked, self.tick = asked, tick
+        self.moves = {} if network.method is None else {"optimizer": last_step(network)}
+        self.network = replace(network, precision=asked.precision)
+        self.model = network.model.train(not asked.evaluating)
+        self.double = asked.precision == "float64"
+        if self.double:
+            self.model.double()
+            if isinstance(network.problem.loss, nn.Module):
+                network.problem.loss.double()
+        self.batch_size = asked.batch_size or network.train.batch_size
+        own = blocks_of(self.model)
+        self.blocks: Blocks = own if asked.blocks is None and own else asked.blocks
+
+    def batches(self, part: str) -> Iterator[Batch]:
+        split = self.network.train if part == "training" else self.network.validation
+        drawn = batches_of(split, self.batch_size, self.asked.preset.batches, self.asked.seed, part)
+        for inputs, targets in drawn:
+            yield self._cast(inputs), self._cast(targets)
+
+    def _cast(self, value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.double() if self.double and floating else value
+
+    def closure(self, batch: Batch) -> Tensor:
+        loss = self.network.loss(batch)
+        loss.backward()
+        self.tick()
+        return loss.detach()
+
+    def radii(self) -> Radii:
+        batch = next(self.batches(self.asked.parts[0]))
+        return choose_radii(
+            self.model,
+            lambda: self.closure(batch),
+            count=self.asked.preset.radii,
+            smallest=self.asked.radius,
+            samples=self.asked.preset.directions * self.asked.preset.batches,
+            spacing=_SPACINGS.get(self.asked.precision),
+            blocks=self.blocks,
+            seed=self.asked.seed,
+        )
+
+    def climb(self, part: str, radii: Radii) -> Ladder:
+        return ladder(
+            self.model,
+            self.closure,
+            radii,
+            batches=self.batches(part),
+            directions=self.asked.preset.directions,
+            blocks=self.blocks,
+            seed=self.asked.seed,
+        )
+
+    def check(self, part: str, radius: float) -> BoundCheck:
+        return bound_check(
+            self.model,
+            self.closure,
+            radius,
+            batches=islice(self.batches(part), _checked(self.asked.preset.batches)),
+            probes=self.asked.preset.directions,
+            directions=self.asked.preset.directions,
+            moves=self.moves,
+            seed=self.asked.seed,
+        )
+
+    def diagonals(self, part: str, radius: float) -> Diagonals:
+        return diagonals(
+            self.model,
+            self.closure,
+            radius,
+            batches=self.batches(part),
+            directions=self.asked.preset.directions,
+            blocks=self.blocks,
+            coordinates=self.asked.coordinates,
+            seed=self.asked.seed,
+        )
+
+    def exact(self, part: str) -> dict[str, dict[str, float]]:
+        return exact_diagonals(
+            self.model, self.network.loss, batches=self.batches(part), blocks=self.blocks
+        )
+
+    def slices(self, part: str, reach: float) -> Iterator[Slice]:
+        """Along the gradient, random signs, the optimizer's step and to other weights; a plane."""
+        batch = next(self.batches(part))
+
+        def cut(direction: Any, reach: float = reach, points: int = 0) -> Slice:
+            preset = self.asked.preset
+            found = slices(
+                self.model,
+                lambda: self.closure(batch),
+                direction,
+                reach,
+                points=points or preset.points,
+                probes=preset.directions,
+                seed=self.asked.seed,
+            )
+            given = next((name for name, move in named.items() if move is direction), None)
+            return found if given is None else replace(found, directions=(given,))
+
+        named = dict(self.moves)
+        if self.asked.between is not None:
+            here = {name: param.detach() for name, param in self.model.named_parameters()}
+            others = self.asked.between
+            named["other weights"] = {n: others[n].to(p) - p for n, p in here.items()}
+        yield cut("gradient")
+        yield cut("random")
+        for name, move in named.items():
+            yield cut(move, reach / _size(move) if name == "optimizer" else 1.0)
+        if self.asked.preset.plane:
+            yield cut(["gradient", "random"], points=self.asked.preset.plane)
+
+
+def _size(move: Mapping[str, Tensor]) -> float:
+    """Root mean square over all coordinates."""
+    square = sum(float(u.double().square().sum()) for u in move.values())
+    return math.sqrt(square / max(1, sum(u.numel() for u in move.values())))
+
+
+def last_step(network: Network) -> dict[str, Tensor]:
+    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate."""
+    run, saved = network.run, network.method
+    assert run is not None
+    assert saved is not None
+    model, loss_of = copy.deepcopy((network.model, network.problem.loss))
+    method = make_method(run.optimizer, model.train(), run.options, seed=run.seed)
+    method.load_state_dict(saved)
+    method.set_rate(1.0)
+    batch = network.train.batch(run.seed, 0, 0)
+
+    def loss(inputs: Any, targets: Any) -> Tensor:
+        with autocast(network.precision, network.device):
+            return loss_of(model(inputs), targets).reshape(())
+
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    method.bind(loss, batch, capture=False)(*batch)
+    return {name: param.detach() - before[name] for name, param in model.named_parameters()}
+
+
+def batches_of(split: Split, size: int, most: int, seed: int, part: str) -> Iterator[Batch]:
+    """Up to ``most`` batches of ``size`` different examples, put together from the split's own."""
+    examples = len(split) * split.batch_size
+    if size < 1 or size > examples:
+        raise PlanError(
+            f"--batch-size must be from 1 to {examples}, the {part} examples there are; got {size}"
+        )
+    count = min(most, examples // size)
+    own = (split.batch(seed, 0, index) for index in range(len(split)))
+    if size == split.batch_size:
+        yield from (next(own) for _ in range(count))
+        return
+    kept: list[Tensor] = []
+    for _ in range(count):
+        while not kept or len(kept[0]) < size:
+            more = next(own)
+            if not all(isinstance(value, Tensor) for value in more):
+                raise PlanError(
+                    f"--batch-size {size}: batches that are not tensors cannot be put together; "
+                    f"the problem's own have {counted(split.batch_size, 'example')}"
+                )
+            kept = [torch.cat(pair) for pair in zip(kept, more, strict=True)] if kept else [*more]
+        yield kept[0][:size], kept[1][:size]
+        kept = [values[size:] for values in kept]

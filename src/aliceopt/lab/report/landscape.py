@@ -1,0 +1,223 @@
+"""The report of a landscape: one HTML file with verdicts, a tree of blocks, bounds and slices."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from aliceopt.lab.figures import landscape as figures
+from aliceopt.lab.landscapes import View
+from aliceopt.lab.report.page import Picture, write_page
+from aliceopt.lab.report.tables import Cell, Row, Table
+from aliceopt.lab.results.landscape_table import at_small_end, reading, within
+from aliceopt.landscape import Estimate, Ladder, Rungs
+from aliceopt.landscape.bounds import FORMS
+
+__all__ = ["draw_all", "tree_of", "write_landscape_report"]
+
+_READING = {
+    "Exponent p": "how the square of the gradient's change grows with the radius of a "
+    "displacement, at the smallest radius that can be read. 2: the gradient changes smoothly, a "
+    "Hessian. 1: it changes by jumps at kinks, glass.",
+    "Verdict": "glass, if p stays below 1.9 with 95% confidence and does not rise as the radius "
+    "shrinks; smooth, if it is 2 within 0.1; undecided, if these radii cannot tell.",
+    "Glass share": "how much of the gradient's change is left when its even part is taken away: 1 "
+    "for glass alone, 0 for a Hessian alone.",
+    "Crossover": "the radius at which glass and Hessian change the gradient alike.",
+    "Held-out batches": "examples that were not trained on. Training leaves kinks that bend up on "
+    "its own examples, so the two may differ.",
+    "Twin": "the same weights with another activation, on the same batches along the same "
+    "directions. What differs comes from the activation.",
+    "Predicted rise": "half of the Hessian's diagonal and Theorem 4's glass term, along a move; "
+    "the measured rise is the change of the loss beyond its slope. Separable: every coordinate by "
+    "itself. Joint: independent coordinates. Coherent: as coordinates really add up.",
+}
+
+
+def write_landscape_report(
+    folder: Path, views: Sequence[View], facts: Mapping[str, str]
+) -> tuple[Path, list[Picture]]:
+    """Write ``report.html``, and its figures under ``figures`` as PNG and PDF."""
+    pictures = draw_all(views, folder / "figures")
+    path = write_page(
+        folder / "report.html",
+        "landscape.html",
+        kind="landscape",
+        title=facts["Problem"],
+        facts="; ".join(filter(None, (facts.get("Batches", ""), facts.get("Date", "")))),
+        finding=reading(views),
+        blocks=_blocks(views),
+        shown=pictures,
+        trees=_trees(views),
+        bounds=_bounds(views),
+        diagonals=_diagonals(views),
+        radius=f"{views[0].diagonals.radius:.1e}",
+        reading=_READING,
+        setting=facts,
+    )
+    return path, pictures
+
+
+def command() -> str:
+    """The command that is running, for the record."""
+    return shlex.join(["aliceopt", *sys.argv[1:]])
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+_SHARES = (
+    "How much of the gradient's change is glass?",
+    "At the smallest radius that can be read; lines are 95% intervals. Paler bars are of the "
+    "second kind of batches.",
+)
+_BOUNDS = (
+    "Does the bound hold?",
+    "Rises of the loss beyond its slope against half of the Hessian's diagonal and the joint glass "
+    "term; on the dotted line they are equal. Only what is above zero and above rounding.",
+)
+_EXPONENTS = "Exponents between neighbouring radii; bands are 95% intervals."
+_SLICES = (
+    "Along a direction, in root mean squares of the displacement; predictions are from the middle."
+)
+_PLANES = (
+    "And along two directions?",
+    "Left the loss on one batch, right the prediction from the middle.",
+)
+
+
+def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
+    """Every figure that the views allow, each as PNG and PDF."""
+    found: list[Picture] = []
+
+    def add(name: str, draw: Callable[[Path], Path | None], question: str, caption: str) -> None:
+        drawn = [draw(folder / f"{name}{suffix}") for suffix in (".pdf", ".png")]
+        if drawn[1] is not None:
+            found.append(Picture(drawn[1], question, caption, question))
+
+    parts = list(dict.fromkeys(view.part for view in views))
+    for part in parts:
+        add(
+            f"exponents-{part}",
+            partial(figures.draw_exponents, views, part=part),
+            f"Glass or a Hessian, on {part} batches?",
+            _EXPONENTS,
+        )
+    add("shares", partial(figures.draw_shares, views), *_SHARES)
+    add("bounds", partial(figures.draw_bounds, views), *_BOUNDS)
+    for part in parts:
+        question = f"What does the loss look like, on a {part} batch?"
+        add(f"slices-{part}", partial(figures.draw_slices, views, part=part), question, _SLICES)
+    add("planes", partial(figures.draw_planes, views), *_PLANES)
+    return found
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def _heads(views: Sequence[View]) -> list[str]:
+    return [f"{view.network}, {view.part}" for view in views]
+
+
+def _number(value: float, digits: str = ".3g") -> Cell:
+    if not math.isfinite(value):
+        return Cell("\u2013", None, True)
+    return Cell(f"{value:{digits}}", value, True)
+
+
+def _blocks(views: Sequence[View]) -> list[Table]:
+    tables = []
+    for view in views:
+        rows = []
+        for name, rungs in view.ladder.blocks.items():
+            p, share = at_small_end(rungs), rungs.glass_share[rungs.start]
+            value = p.value if math.isfinite(p.value) else None
+            cells = [
+                Cell(rungs.verdict),
+                Cell(within(p), value, True),
+                _number(view.ladder.radii[rungs.start], ".1e"),
+                Cell(within(share), share.value if math.isfinite(share.value) else None, True),
+                Cell(within(rungs.crossover, ".1e"), _finite(rungs.crossover), True),
+            ]
+            rows.append(Row(name, cells))
+        heads = ["Block", "Verdict", "Exponent p", "From radius", "Glass share", "Crossover"]
+        title = f"{view.network}, {view.part} batches of {view.batch_size:,}"
+        tables.append(Table(title, heads, rows))
+    return tables
+
+
+def _finite(estimate: Estimate) -> float | None:
+    return estimate.value if math.isfinite(estimate.value) else None
+
+
+def tree_of(ladder: Ladder) -> dict[str, list[str]]:
+    """Every module and parameter with the parameters below; what adds nothing is left out.
+
+    In the order of the model, each node before what is below it.
+    """
+    found: dict[str, list[str]] = {}
+    for name in ladder.sums:
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            found.setdefault(".".join(parts[:depth]), []).append(name)
+    return {
+        node: names
+        for node, names in found.items()
+        if found.get(node.rpartition(".")[0]) != names  # the same as its parent
+    }
+
+
+def _trees(views: Sequence[View]) -> Table:
+    rungs = [
+        {node: view.ladder.of(names) for node, names in tree_of(view.ladder).items()}
+        for view in views
+    ]
+    rows = []
+    for node in rungs[0]:
+        cells = [_node(found[node]) for found in rungs]
+        rows.append(Row(node, cells, family=str(node.count(".") + 1)))
+    return Table("Every part", ["Part", *_heads(views)], rows)
+
+
+def _node(rungs: Rungs) -> Cell:
+    p = at_small_end(rungs)
+    return Cell(f"{within(p)} {rungs.verdict}", p.value if math.isfinite(p.value) else None, True)
+
+
+def _bounds(views: Sequence[View]) -> Table:
+    rows = []
+    for view in views:
+        for check in view.bounds:
+            for kind, forms in check.kinds.items():
+                cells = [Cell(kind), _number(check.radius, ".1e")]
+                for form in FORMS:
+                    cells += [_percent(forms[form].violations), _number(forms[form].ratio.value)]
+                rows.append(Row(f"{view.network}, {view.part}", cells))
+    heads = ["Network", "Move", "Radius"]
+    for form in FORMS:
+        heads += [f"{form}: too low", "rise / bound"]
+    return Table("Bounds", heads, rows)
+
+
+def _percent(share: float) -> Cell:
+    return _number(100 * share, ".0f")
+
+
+def _diagonals(views: Sequence[View]) -> Table:
+    rows = []
+    exact = any(view.exact for view in views)
+    for view in views:
+        for block, sums in view.diagonals.blocks.items():
+            cells = [Cell(f"{view.network}, {view.part}")]
+            for term in ("glass", "signed", "free"):
+                cells += [_number(sums[term].value), _percent(sums[term].relative_error)]
+                if exact and term != "glass":
+                    cells.append(_number((view.exact or {}).get(block, {}).get(term, math.nan)))
+            rows.append(Row(block, cells))
+    heads = ["Block", "Network", "Glass density", "error, %", "Hessian diagonal", "error, %"]
+    heads += [*(["exact"] if exact else []), "Squares of its rows", "error, %"]
+    heads += ["exact"] if exact else []
+    return Table("Curvature", heads, rows)

@@ -1,0 +1,180 @@
+"""A landscape as a table, as sentences, and as records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from aliceopt.lab.landscapes import View
+from aliceopt.lab.words import counted
+from aliceopt.landscape import Estimate, Rungs
+from aliceopt.landscape.bounds import FORMS, Calibration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "at_small_end",
+    "bounds_table",
+    "compare_twins",
+    "landscape_table",
+    "reading",
+    "records",
+    "tensors",
+    "within",
+]
+
+
+def within(estimate: Estimate, digits: str = ".2f") -> str:
+    """A number and its 95% interval.
+
+    >>> within(Estimate(1.07, 1.021, 1.119, 0.02, 0.01))
+    '1.07 (1.02 to 1.12)'
+    """
+    if math.isnan(estimate.value):
+        return "\u2013"
+    if math.isnan(estimate.low):
+        return f"{estimate.value:{digits}}"
+    return f"{estimate.value:{digits}} ({estimate.low:{digits}} to {estimate.high:{digits}})"
+
+
+def at_small_end(rungs: Rungs) -> Estimate:
+    """The exponent that the verdict is read from."""
+    return rungs.exponents[min(rungs.start, len(rungs.exponents) - 1)]
+
+
+def landscape_table(views: Sequence[View]) -> Table:
+    """A row a block, for every network and kind of batches."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("block", overflow="fold")
+    for head in ("exponent p", "from radius", "glass share", "crossover"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for view in views:
+        table.add_section()
+        table.add_row(f"{view.network}, {view.part} batches", style="bold")
+        for name, rungs in view.ladder.blocks.items():
+            share, there = rungs.glass_share[rungs.start], rungs.crossover
+            table.add_row(
+                f"  {name}",
+                within(at_small_end(rungs)),
+                f"{view.ladder.radii[rungs.start]:.1e}",
+                f"{share.value:.2f}" if math.isfinite(share.value) else "\u2013",
+                f"{there.value:.1e}" if math.isfinite(there.value) else "\u2013",
+                rungs.verdict,
+            )
+    return table
+
+
+def bounds_table(views: Sequence[View]) -> Table:
+    """A row a kind of direction: how often the bound fails, and rise over bound, by form."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("move", overflow="fold")
+    table.add_column("radius", justify="right", no_wrap=True)
+    for form in FORMS:
+        table.add_column(form, justify="right", no_wrap=True)
+    for view in views:
+        table.add_section()
+        table.add_row(f"{view.network}, {view.part} batches", style="bold")
+        for check in view.bounds:
+            for kind, forms in check.kinds.items():
+                cells = [_calibrated(forms[form]) for form in FORMS]
+                table.add_row(f"  {kind}", f"{check.radius:.1e}", *cells)
+            walks = [_short(check.walk[form].value) for form in FORMS]
+            table.add_row("  random, glass alone", f"{check.radius:.1e}", *walks)
+    return table
+
+
+def _calibrated(found: Calibration) -> str:
+    if not found.moves:
+        return "rounding"
+    return f"{100 * found.violations:.0f}%, {_short(found.ratio.value)}"
+
+
+def _short(value: float) -> str:
+    """Two digits, and no powers of ten for what is large.
+
+    >>> _short(0.0291), _short(1234.5)
+    ('0.029', '1,234')
+    """
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
+
+
+def reading(views: Sequence[View]) -> list[str]:
+    """What was found, in sentences: verdicts by network and batches, then the twins."""
+    said = []
+    for view in views:
+        by_verdict: dict[str, list[str]] = {}
+        for name, rungs in view.ladder.blocks.items():
+            by_verdict.setdefault(rungs.verdict, []).append(name)
+        parts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
+        said.append(f"{view.network}, {view.part} batches: {parts}.")
+    return said + compare_twins(views)
+
+
+def compare_twins(views: Sequence[View]) -> list[str]:
+    """The first network against every other, on the same batches at the same radius."""
+    said = []
+    first = [view for view in views if view.network == views[0].network]
+    for view in views[len(first) :]:
+        mine = next(other for other in first if other.part == view.part)
+        apart, lines = [], []
+        for name, rungs in mine.ladder.blocks.items():
+            other = view.ladder.blocks[name]
+            at = min(max(rungs.start, other.start), len(rungs.exponents) - 1)
+            a, b = rungs.exponents[at], other.exponents[at]
+            apart += [name] if a.high < b.low or b.high < a.low else []
+            lines.append(f"{name} {a.value:.2f} and {b.value:.2f}")
+        count = counted(len(mine.ladder.blocks), "block")
+        said.append(
+            f"{mine.network} and {view.network}, {view.part} batches, at the smallest radius: "
+            f"p is {'; '.join(lines)}. Intervals are apart in {len(apart)} of {count}"
+            f"{': ' + ', '.join(apart) if apart else ''}."
+        )
+    return said
+
+
+def records(views: Sequence[View]) -> list[dict[str, Any]]:
+    """One line a view, plain numbers."""
+    return [
+        {
+            "network": view.network,
+            "part": view.part,
+            "batch_size": view.batch_size,
+            "validation_loss": view.loss,
+            "metric": view.metric,
+            "readable": view.readable,
+            **view.ladder.as_dict(),
+            "bounds": [check.as_dict() for check in view.bounds],
+            "diagonals": view.diagonals.as_dict(),
+            "exact": view.exact,
+            "slices": [cut.as_dict() for cut in view.slices],
+        }
+        for view in views
+    ]
+
+
+def tensors(views: Sequence[View]) -> dict[str, Tensor]:
+    """What the numbers are computed from, by network, batches and parameter.
+
+    Sums of the ladder, and the curvature of every coordinate where it was kept.
+    """
+    found = {}
+    for view in views:
+        where = f"{view.network}/{view.part}"
+        for name, table in view.ladder.sums.items():
+            found[f"{where}/{name}"] = table
+        for kept, label in ((view.diagonals.means, "mean"), (view.diagonals.errors, "error")):
+            for term, there in kept.items():
+                for name, values in there.items():
+                    found[f"{where}/{term} {label}/{name}"] = values
+    return found

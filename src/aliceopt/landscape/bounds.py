@@ -1,0 +1,289 @@
+"""Does the bound hold? Predicted against measured changes of the loss, along several directions.
+
+Theorem 5 minimises what a move d is predicted to cost::
+
+    L(x + d) - L(x)  <=  g.d  +  1/2 sum h_i d_i^2  +  glass(d)
+
+with the glass term of Theorem 4 in one of three forms::
+
+    separable   sqrt(2/3pi) sum_i sqrt(rho_i) |d_i|^(3/2)      a floor in every coordinate
+    joint       sqrt(2/3pi) sqrt(sum_i rho_i |d_i|^3)          one floor, independent coordinates
+    coherent    kappa times the separable one                  one floor, as coordinates really add
+
+kappa = sqrt(rho_t) / sum_i sqrt(rho_i) is measured along random moves. h and rho are measured on
+the batch itself, from gradients on both sides of random sign directions. What is compared is the
+*rise*, the change of the loss beyond g.d, which every first-order method knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sharding import local
+from ..site import Draw, Site, signs_of, state_dtype
+from .excursion import Visit, excursion, named_parameters, sites_of
+from .ladder import closures_of
+from .power_law import STREAM, check_whole, without_nan
+from .rises import LossOf, Measured, Rise, measured_on, rise_at, sums_of, total_of
+from .spread import Estimate, estimates
+
+__all__ = ["FORMS", "BoundCheck", "Calibration", "bound_check"]
+
+FORMS = ("separable", "joint", "coherent")
+"""Of the glass term."""
+
+Moves = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All moves of one kind against one form of the bound.
+
+    ``violations`` is the share of moves whose rise exceeds the bound, ``ratio`` the mean rise over
+    the mean bound: 1 if the bound is right on average, below 1 if it is too large. Moves whose
+    rise is rounding are left out: ``moves`` counts the rest, ``rounded`` those.
+    """
+
+    violations: float
+    ratio: Estimate
+    moves: int
+    rounded: int
+
+
+@dataclass(frozen=True)
+class BoundCheck:
+    """What `bound_check` found: calibrations by kind of direction and form of the bound.
+
+    ``coherence`` is kappa. ``walk`` compares the glass term alone with what Theorem 4 speaks of,
+    the mean absolute excursion of the loss with gradient and Hessian taken away: measured over
+    predicted, by form, along random moves.
+    """
+
+    radius: float
+    batches: int
+    gradients: int
+    coherence: float
+    walk: dict[str, Estimate]
+    kinds: dict[str, dict[str, Calibration]]
+    rises: tuple[Rise, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts; what is not finite becomes None."""
+        plain: dict[str, Any] = without_nan(asdict(self))
+        return plain
+
+
+def bound_check(
+    model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
+    radius: float,
+    *,
+    batches: Iterable[Any] | None = None,
+    probes: int = 4,
+    directions: int = 4,
+    moves: Moves | None = None,
+    seed: int = 0,
+) -> BoundCheck:
+    """Compare the bounds of Theorems 4 and 5 with what the loss does.
+
+    Along random signs, both ways; down and up the gradient of the batch; and along ``moves``, such
+    as an optimizer's step. All moves are as long as ``radius sqrt(n)``. Takes
+    ``3 + 2 probes + 2 directions + moves`` gradients a batch, and leaves nothing behind, also if a
+    closure raises.
+
+    Args:
+        model: as for `ladder`.
+        closure: as for `ladder`, and returns the loss.
+        radius: of the probes, and of the moves as their root mean square.
+        batches: as for `ladder`.
+        probes: random directions from which h, rho and kappa are measured.
+        directions: random directions to move along.
+        moves: other moves by kind, each a displacement by parameter name; only their direction
+            counts, and a parameter that is not named stays.
+        seed: of the directions.
+
+    >>> layer = nn.Linear(3, 1, bias=False).double()
+    >>> def closure():
+    ...     loss = layer(torch.eye(3, dtype=torch.float64)).square().sum() / 2
+    ...     loss.backward()
+    ...     return loss
+    >>> found = bound_check(layer, closure, 0.01)
+    >>> round(found.kinds["random"]["joint"].ratio.value, 6)  # a quadratic, h = 1 and no glass
+    1.0
+    """
+    _check(radius, probes, directions, seed)
+    named, module = named_parameters(model)
+    sites = sites_of(named, module, float(radius), None)
+    others = _others(sites, moves or {})
+    unique = list(dict.fromkeys(sites.values()))
+    tables: list[list[Rise]] = []
+    measured: list[Measured] = []
+    for j, on_batch in enumerate(closures_of(closure, batches)):
+        draws = [
+            Draw(seed ^ STREAM, (1 << 61) + j * (probes + directions) + k)
+            for k in range(probes + directions)
+        ]
+        loss = LossOf(on_batch)
+        with excursion(unique, module, loss, 1.0) as (visit, reach), torch.no_grad():
+            here = measured_on(unique, visit, reach, draws[:probes], loss)
+            measured.append(here)
+            tables.append(_rises(unique, visit, here, draws[probes:], others, radius, loss, j))
+    each = 3 + 2 * probes + 2 * directions + len(others)
+    return _summary(tables, measured, radius, len(tables) * each)
+
+
+def _check(radius: Any, probes: Any, directions: Any, seed: Any) -> None:
+    number = isinstance(radius, int | float) and not isinstance(radius, bool)
+    if not number or not math.isfinite(radius) or radius <= 0:
+        raise ValueError(f"radius must be a number in (0, inf), got {radius!r}")
+    check_whole("probes", probes, 1)
+    check_whole("directions", directions, 1)
+    check_whole("seed", seed, 0)
+
+
+def _others(sites: Mapping[str, Site], moves: Moves) -> dict[str, dict[Site, Tensor]]:
+    """Given moves by site, local and in state precision."""
+    found: dict[str, dict[Site, Tensor]] = {}
+    for kind, move in moves.items():
+        if kind in ("random", "gradient"):
+            raise ValueError(f"moves has {kind!r}, which is measured anyway: give it another name")
+        found[kind] = {}
+        for name, value in move.items():
+            if name not in sites:
+                raise ValueError(f"moves[{kind!r}] has {name!r}, which is no trainable parameter")
+            param = sites[name].param
+            if value.shape != param.shape:
+                raise ValueError(
+                    f"moves[{kind!r}][{name!r}] must have the parameter's shape "
+                    f"{tuple(param.shape)}, got {tuple(value.shape)}"
+                )
+            found[kind][sites[name]] = local(value).to(param.device, state_dtype(param))
+    return found
+
+
+def _rises(
+    sites: Sequence[Site],
+    visit: Visit,
+    here: Measured,
+    draws: Sequence[Draw],
+    others: Mapping[str, Mapping[Site, Tensor]],
+    radius: float,
+    loss: LossOf,
+    batch: int,
+) -> list[Rise]:
+    """Go along every move and come back with what it cost."""
+    listed: list[tuple[str, float, Callable[[int], Tensor | None]]] = []
+    for draw in draws:
+        for side in (1.0, -1.0):
+            listed.append(("random", side, lambda i, d=draw: signs_of(sites[i], d)))  # type: ignore[misc]
+    for side in (-1.0, 1.0):
+        listed.append(("gradient", side, lambda i: here.grads[i]))
+    for kind, move in others.items():
+        listed.append((kind, 1.0, lambda i, m=move: m.get(sites[i])))  # type: ignore[misc]
+    try:
+        return [
+            rise_at(
+                *(sites, visit, here, _places(sites, here, move, side * radius)),
+                *(loss, kind, batch),
+            )
+            for kind, side, move in listed
+        ]
+    finally:
+        for site in sites:
+            site.state.pop("probe_center", None)
+
+
+def _places(
+    sites: Sequence[Site],
+    here: Measured,
+    move: Callable[[int], Tensor | None],
+    length: float,
+) -> list[Tensor]:
+    """Where a move of this root mean square ends, as the parameters can hold it."""
+    (squares,) = total_of(
+        sites,
+        [
+            sums_of(site, torch.zeros(()) if (u := move(i)) is None else u.square())
+            for i, site in enumerate(sites)
+        ],
+    )
+    count = sum(site.param.numel() for site in sites)
+    scale = length * math.sqrt(count / squares) if squares > 0 else 0.0
+    places = []
+    for i, (site, home) in enumerate(zip(sites, here.home, strict=True)):
+        u = move(i)
+        there = home if u is None else home + scale * u.to(home.dtype)
+        places.append(there.to(site.param.dtype).to(home.dtype))
+    return places
+
+
+# ---- what it amounts to ------------------------------------------------------------------------
+
+
+def _summary(
+    tables: Sequence[Sequence[Rise]], measured: Sequence[Measured], radius: float, gradients: int
+) -> BoundCheck:
+    roots = sum(found.roots for found in measured) / len(measured)
+    along = sum(found.along for found in measured) / len(measured)
+    kappa = math.sqrt(along) / roots if roots else 0.0
+    tables = [[_with_coherent(rise, kappa) for rise in table] for table in tables]
+    rises = tuple(rise for table in tables for rise in table)
+    return BoundCheck(
+        radius=radius,
+        batches=len(tables),
+        gradients=gradients,
+        coherence=kappa if roots else math.nan,
+        walk={form: _walk(tables, form) for form in FORMS},
+        kinds={
+            kind: {form: _calibration(tables, kind, form) for form in FORMS}
+            for kind in dict.fromkeys(rise.kind for rise in rises)
+        },
+        rises=rises,
+    )
+
+
+def _with_coherent(rise: Rise, kappa: float) -> Rise:
+    """With the third form, for which kappa is that of all batches: one batch has few probes."""
+    return replace(rise, glass={**rise.glass, "coherent": kappa * rise.glass["separable"]})
+
+
+def _calibration(tables: Sequence[Sequence[Rise]], kind: str, form: str) -> Calibration:
+    mine = [[rise for rise in table if rise.kind == kind] for table in tables]
+    told = [rise for table in mine for rise in table if rise.told]
+    count = sum(map(len, mine))
+    over = sum(rise.measured > rise.predicted(form) for rise in told)
+    pairs = [[(r.measured, r.predicted(form)) for r in table] for table in mine]
+    return Calibration(
+        violations=over / len(told) if told else math.nan,
+        ratio=_ratio(pairs) if told else Estimate(*[math.nan] * 5),
+        moves=len(told),
+        rounded=count - len(told),
+    )
+
+
+def _walk(tables: Sequence[Sequence[Rise]], form: str) -> Estimate:
+    """The excursion of a random walk from the two sides of a move: what is odd in d.
+
+    The Hessian is even and cancels. Each side's walk has its own kinks, so that half of the
+    difference is smaller by the root of 2 than one side's excursion.
+    """
+    rows = []
+    for table in tables:
+        sides = [rise for rise in table if rise.kind == "random"]
+        pairs = zip(sides[::2], sides[1::2], strict=True)
+        rows.append(
+            [(abs(a.measured - b.measured) / math.sqrt(2), a.glass[form]) for a, b in pairs]
+        )
+    return _ratio(rows)
+
+
+def _ratio(rows: Sequence[Sequence[tuple[float, float]]]) -> Estimate:
+    """Mean over mean, with an interval over moves and batches, of [batches][moves] pairs."""
+    table = torch.tensor(rows, dtype=torch.float64)
+    return estimates(table, lambda mean: mean[..., :1] / mean[..., 1:])[0]

@@ -1,0 +1,303 @@
+"""Curvature by coordinate, summed by block: glass density, Hessian diagonal, a Hessian's rows.
+
+Every sample takes one random sign direction on one batch, see `samples` for the terms. Averages
+over samples are kept for every coordinate, and sums over blocks with their errors, which are far
+smaller: coordinates share a sample's luck, but there are many.
+
+Where a model is small and can be differentiated twice, `exact_diagonals` has the truth at a point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sharding import sum_over_shards
+from ..site import Draw, Site
+from .excursion import Visit, excursion, named_parameters, sites_of
+from .ladder import closures_of
+from .power_law import (
+    STREAM,
+    Blocks,
+    block_members,
+    check_whole,
+    fetched,
+    kept,
+    sum_dtype,
+    without_nan,
+)
+from .rises import taken
+from .samples import samples
+from .spread import Estimate, estimates
+
+__all__ = ["TERMS", "Diagonals", "diagonals", "exact_diagonals"]
+
+TERMS = ("glass", "signed", "free")
+"""Glass density; Hessian diagonal; squares of the Hessian's rows, to which kinks add nothing."""
+
+MOST = 20_000
+"""Parameters of a model whose exact diagonal is computed."""
+
+
+@dataclass(frozen=True)
+class Diagonals:
+    """Sums over blocks by term, each an `Estimate`; averages and errors of every coordinate.
+
+    ``means[term][name]`` has the parameter's shape, and ``errors[term][name]`` its standard error
+    over samples.
+    """
+
+    radius: float
+    directions: int
+    batches: int
+    gradients: int
+    total: dict[str, Estimate]
+    blocks: dict[str, dict[str, Estimate]]
+    means: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    errors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers with relative errors, no tensors; what is not finite becomes None."""
+
+        def told(sums: Mapping[str, Estimate]) -> dict[str, Any]:
+            return {
+                term: {**asdict(sum_), "relative_error": sum_.relative_error}
+                for term, sum_ in sums.items()
+            }
+
+        plain: dict[str, Any] = without_nan(
+            {
+                "radius": self.radius,
+                "directions": self.directions,
+                "batches": self.batches,
+                "gradients": self.gradients,
+                "total": told(self.total),
+                "blocks": {name: told(sums) for name, sums in self.blocks.items()},
+            }
+        )
+        return plain
+
+
+def diagonals(
+    model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
+    radius: float,
+    *,
+    batches: Iterable[Any] | None = None,
+    directions: int = 4,
+    terms: Sequence[str] = TERMS,
+    blocks: Blocks = None,
+    coordinates: bool = True,
+    seed: int = 0,
+) -> Diagonals:
+    """Measure curvature by coordinate, from ``1 + 2 directions`` gradients a batch.
+
+    Nothing is left behind, also if a closure raises.
+
+    Args:
+        model: as for `ladder`.
+        closure: as for `ladder`.
+        radius: of the probes.
+        batches: as for `ladder`.
+        directions: random sign directions a batch.
+        terms: some of `TERMS`.
+        blocks: as for `power_law`.
+        coordinates: keep averages of every coordinate; False saves memory.
+        seed: of the directions.
+
+    >>> layer = nn.Linear(3, 1, bias=False)
+    >>> def closure():
+    ...     (layer(torch.eye(3)).square().sum() / 2).backward()
+    >>> found = diagonals(layer, closure, 0.01)
+    >>> round(found.blocks["weight"]["signed"].value, 3)  # the trace of the identity
+    3.0
+    """
+    number = isinstance(radius, int | float) and not isinstance(radius, bool)
+    if not number or not math.isfinite(radius) or radius <= 0:
+        raise ValueError(f"radius must be a number in (0, inf), got {radius!r}")
+    check_whole("directions", directions, 1)
+    check_whole("seed", seed, 0)
+    wanted = _checked(terms)
+    named, module = named_parameters(model)
+    sites = sites_of(named, module, float(radius), None)
+    members = block_members(named, sites, blocks)
+    unique = list(dict.fromkeys(sites.values()))
+    kept_ = _Averages(wanted) if coordinates else None
+    tables = []
+    for j, on_batch in enumerate(closures_of(closure, batches)):
+        draws = [Draw(seed ^ STREAM, (1 << 60) + j * directions + k) for k in range(directions)]
+        with excursion(unique, module, on_batch, 1.0) as (visit, reach), torch.no_grad():
+            tables.append(fetched(_sums(unique, visit, reach, draws, wanted, kept_)))
+    rows = dict(zip(unique, map(torch.stack, zip(*tables, strict=True)), strict=True))
+    means, errors = kept_.by_name(sites) if kept_ is not None else ({}, {})
+    return Diagonals(
+        radius=float(radius),
+        directions=directions,
+        batches=len(tables),
+        gradients=len(tables) * (1 + 2 * directions),
+        total=_read(unique, rows, wanted),
+        blocks={block: _read(there, rows, wanted) for block, there in members.items()},
+        means=means,
+        errors=errors,
+    )
+
+
+def _checked(terms: Any) -> tuple[str, ...]:
+    wanted = (terms,) if isinstance(terms, str) else tuple(terms)
+    for term in wanted:
+        if term not in TERMS:
+            raise ValueError(f"terms must be some of {', '.join(TERMS)}; got {term!r}")
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise ValueError(f"terms must be one or more different ones, got {terms!r}")
+    return wanted
+
+
+class _Averages:
+    """Means and sums of squared deviations of every coordinate, by Welford's way."""
+
+    def __init__(self, terms: Sequence[str]) -> None:
+        self.count = 0
+        self.means: dict[tuple[str, Site], Tensor] = {}
+        self.spreads: dict[tuple[str, Site], Tensor] = {}
+        self.terms = terms
+
+    def add(self, term: str, site: Site, sample: Tensor) -> None:
+        """The ``count``-th sample."""
+        key = term, site
+        if key not in self.means:
+            self.means[key], self.spreads[key] = (torch.zeros_like(sample) for _ in range(2))
+        before = sample - self.means[key]
+        self.means[key] += before / self.count
+        self.spreads[key] += before * (sample - self.means[key])
+
+    def by_name(
+        self, sites: Mapping[str, Site]
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
+        """Means and standard errors."""
+        free = self.count * (self.count - 1)
+        means, errors = (
+            {t: {name: kept[t, site] for name, site in sites.items()} for t in self.terms}
+            for kept in (self.means, self.spreads)
+        )
+        roots = {
+            term: {name: (x / free if free else x * math.nan).sqrt() for name, x in there.items()}
+            for term, there in errors.items()
+        }
+        return means, roots
+
+
+def _sums(
+    sites: Sequence[Site],
+    visit: Visit,
+    reach: Callable[[Site], Tensor],
+    draws: Sequence[Draw],
+    terms: Sequence[str],
+    averages: _Averages | None,
+) -> list[Tensor]:
+    """For each site, on its device: [directions, terms] sums of samples on one batch."""
+    center = [taken(site, grad) for site, grad in zip(sites, visit(draws[0], 0.0), strict=True)]
+    rows: list[list[Tensor]] = [[] for _ in sites]
+    for draw in draws:
+        plus = [kept(grad) for grad in visit(draw, 1.0)]
+        minus = visit(draw, -1.0)
+        if averages is not None:
+            averages.count += 1
+        for i, site in enumerate(sites):
+            sides = taken(site, plus[i]), taken(site, minus[i])
+            found = samples(terms, site, draw, reach(site), *sides, center[i : i + 1])
+            sums = torch.stack([found[term].to(sum_dtype(site)).sum() for term in terms])
+            rows[i].append(sum_over_shards(sums, site.param))
+            for term in terms if averages is not None else ():
+                averages.add(term, site, found[term])  # type: ignore[union-attr]
+    return [torch.stack(row) for row in rows]
+
+
+def _read(
+    sites: Sequence[Site], rows: Mapping[Site, Tensor], terms: Sequence[str]
+) -> dict[str, Estimate]:
+    table = torch.stack([rows[site] for site in sites]).sum(0)
+    return dict(zip(terms, estimates(table, lambda mean: mean), strict=True))
+
+
+# ---- the truth at a point ----------------------------------------------------------------------
+
+
+def exact_diagonals(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    *,
+    batches: Iterable[Any] | None = None,
+    blocks: Blocks = None,
+    rows: int = 256,
+) -> dict[str, dict[str, float]]:
+    """Sums over blocks of the exact Hessian: ``signed``, its diagonal; ``free``, its squares.
+
+    By differentiating twice, a row of the Hessian a parameter: for models of up to `MOST`
+    parameters whose operations allow it. Averaged over batches. Kinks do not show in it. Nothing
+    is left behind.
+
+    Args:
+        model: the module.
+        loss: of a batch, or of nothing where there are no batches; no backward.
+        batches: what to call it with.
+        blocks: as for `power_law`.
+        rows: of the Hessian at once.
+    """
+    check_whole("rows", rows, 1)
+    named, module = named_parameters(model)
+    sites = sites_of(named, module, 1.0, None)
+    members = block_members(named, sites, blocks)
+    unique = list(dict.fromkeys(sites.values()))
+    size = sum(site.param.numel() for site in unique)
+    if size > MOST or any(site.sharded for site in unique):
+        raise ValueError(
+            f"an exact diagonal takes a row of the Hessian a parameter: up to {MOST:,} of them, "
+            f"not sharded, got {size:,}"
+        )
+    of_batch = [loss] if batches is None else [partial(loss, batch) for batch in batches]
+    sums: list[Tensor] = []
+    for one in of_batch:
+        found: list[Tensor] = []
+
+        def closure(one: Callable[[], Tensor] = one, found: list[Tensor] = found) -> None:
+            found[:] = _hessian_sums(one(), [site.param for site in unique], rows)
+
+        with excursion(unique, module, closure, 1.0) as (visit, _):
+            visit(Draw(0, 0), 0.0)
+        sums.append(torch.stack(found))
+    mean = dict(zip(unique, torch.stack(sums).mean(0), strict=True))
+    return {
+        block: dict(
+            zip(("signed", "free"), sum(mean[site] for site in there).tolist(), strict=True)
+        )
+        for block, there in members.items()
+    }
+
+
+def _hessian_sums(loss: Tensor, params: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """For every parameter: the sum of its diagonal, and of squares of its rows; [2] on the CPU."""
+    grads = torch.autograd.grad(loss, params, create_graph=True)
+    found = []
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        flat, total = grad.reshape(-1), torch.zeros(2, dtype=torch.float64)
+        for start in range(0, param.numel(), rows):
+            ends = range(start, min(start + rows, param.numel()))
+            chosen = torch.zeros(len(ends), len(flat), dtype=flat.dtype, device=flat.device)
+            chosen[range(len(ends)), list(ends)] = 1
+            parts = torch.autograd.grad(
+                flat, params, chosen, retain_graph=True, is_grads_batched=True, allow_unused=True
+            )
+            if (own := parts[i]) is not None:
+                own = own.reshape(len(ends), -1)
+                total[0] += own[range(len(ends)), list(ends)].double().sum().cpu()
+            total[1] += sum(
+                part.double().square().sum().cpu() for part in parts if part is not None
+            )
+        found.append(total)
+    return found

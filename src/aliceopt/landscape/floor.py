@@ -1,0 +1,254 @@
+"""Which radii a ladder should have: as small as rounding and the number of kinks allow.
+
+Glass is read at small radii. Two things end the way down. Rounding changes a gradient however
+small the displacement is, and below some radius it is all that changes. And a radius that crosses
+few kinks says by chance what it says. Both are looked at before the ladder is climbed::
+
+    rounding   the variation when every weight moves by a spacing of its floating-point grid, and
+               no less than a spacing of the gradient
+    scatter    how much the variation differs between the two sides of a direction, at which a
+               Hessian gives the same and few kinks do not
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sharding import local, sum_over_shards
+from ..site import Draw, Site
+from .excursion import Visit, excursion, named_parameters, sites_of
+from .power_law import (
+    STREAM,
+    Blocks,
+    block_members,
+    check_whole,
+    fetched,
+    gradient_change,
+    kept,
+    sum_dtype,
+)
+
+__all__ = [
+    "ABOVE_ROUNDING",
+    "CANDIDATES",
+    "CHOOSING_GRADIENTS",
+    "Radii",
+    "choose_radii",
+    "rungs_of",
+]
+
+CANDIDATES = tuple(3.0**k / 4096 for k in range(6))
+"""Smallest radii to choose from, over the root mean square of all parameters."""
+
+ABOVE_ROUNDING = 30
+"""A variation is read where it is so many times what rounding was measured to make."""
+
+_ERROR = 0.08
+_TOP = 0.25  # the largest radius, over the root mean square of all parameters
+_SCATTER = 0.6  # of the sides about their mean; above, a few kinks are all there is
+_DRAWS = 2
+CHOOSING_GRADIENTS = 2 + 2 * _DRAWS * len(CANDIDATES)
+"""What choosing takes."""
+
+
+@dataclass(frozen=True)
+class Radii:
+    """Radii for a ladder, and the variation that rounding makes by itself, by parameter.
+
+    ``readable`` says of every block whether the smallest radius is above rounding and crosses
+    enough kinks.
+    """
+
+    radii: tuple[float, ...]
+    rounding: dict[str, float]
+    readable: dict[str, bool]
+    gradients: int
+
+
+def choose_radii(
+    model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    closure: Callable[[], Any],
+    *,
+    count: int = 6,
+    factor: float | None = None,
+    smallest: float | None = None,
+    samples: int = 4,
+    spacing: float | None = None,
+    blocks: Blocks = None,
+    seed: int = 0,
+) -> Radii:
+    """The smallest radius at which most blocks can be read, and ``count`` radii from there up.
+
+    They reach to a quarter of the root mean square of all parameters, in steps of at most 4.
+
+    A block can be read where its variation is 30 times that of rounding, and where ``samples``
+    of it will have a mean that is known to 8%: by how much the two sides of a direction
+    differ. At larger radii the same must hold, since a radius that crosses no kink at all has two
+    equal sides. Of `CANDIDATES` the smallest is taken at which the most blocks can. Takes 26
+    gradients; nothing is left behind.
+
+    Args:
+        model: as for `power_law`.
+        closure: forward and backward on one batch, the same at every call.
+        count: how many radii.
+        factor: from one to the next, instead; whole for bf16 and fp16.
+        smallest: the smallest radius, if it is known; whether it can be read is still said.
+        samples: directions times batches that the ladder will have.
+        spacing: of the arithmetic, relative; None: of the parameters' type. Give 2^-8 for bf16
+            autocast and 2^-11 for TF32, which round more coarsely than the parameters do.
+        blocks: as for `power_law`.
+        seed: of the directions.
+
+    >>> layer = nn.Linear(3, 1, bias=False)
+    >>> def closure():
+    ...     layer(torch.eye(3)).square().sum().backward()
+    >>> found = choose_radii(layer, closure, count=3)
+    >>> len(found.radii), found.gradients, found.readable
+    (3, 26, {'weight': True})
+    """
+    rungs_of(1.0, count, 2.0 if factor is None else factor)
+    check_whole("seed", seed, 0)
+    check_whole("samples", samples, 1)
+    if not callable(closure):
+        raise ValueError(f"closure must be callable, got {type(closure).__name__}")
+    named, module = named_parameters(model)
+    sites = sites_of(named, module, 1.0, None)
+    members = block_members(named, sites, blocks)
+    unique = list(dict.fromkeys(sites.values()))
+    sizes, typical = _sizes(unique)
+    radii = [typical * share for share in CANDIDATES]
+    if smallest is not None:
+        radii = rungs_of([smallest, 2 * smallest], 2, 2.0)[:1]
+    eps = [spacing or torch.finfo(site.param.dtype).eps for site in unique]
+    near = [one * (size or typical) for one, size in zip(eps, sizes, strict=True)]
+    whole, floor, scanned = _look(unique, module, closure, near, radii, seed)
+    rounding = {
+        site: max(row.item(), one**2 * square.item())
+        for site, row, one, square in zip(unique, floor, eps, whole, strict=True)
+    }
+    found = [dict(zip(unique, rows, strict=True)) for rows in scanned]
+    most = min(_SCATTER, _ERROR * math.sqrt(samples))
+    told = [
+        {block: _readable(there, rows, rounding, most) for block, there in members.items()}
+        for rows in found
+    ]
+    for small, large in reversed(list(pairwise(told))):
+        small.update({block: small[block] and large[block] for block in small})
+    counts = [sum(readable.values()) for readable in told]
+    best = counts.index(max(counts))
+    return Radii(
+        radii=tuple(
+            rungs_of(radii[best], count, factor or _factor(typical / radii[best], count, unique))
+        ),
+        rounding={name: rounding[site] for name, site in sites.items()},
+        readable=told[best],
+        gradients=2 + 2 * _DRAWS * len(radii),
+    )
+
+
+def _look(
+    sites: Sequence[Site],
+    module: nn.Module | None,
+    closure: Callable[[], Any],
+    near: Sequence[float],
+    radii: Sequence[float],
+    seed: int,
+) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+    """By site: the gradient's square, its change at distances ``near``, and at every radius."""
+    draws = [Draw(seed ^ STREAM, (1 << 62) + k) for k in range(_DRAWS)]
+    with excursion(sites, module, closure, 1.0) as (visit, _), torch.no_grad():
+        center = [kept(grad) for grad in visit(draws[0], 0.0)]
+        whole = fetched([_square(site, grad) for site, grad in zip(sites, center, strict=True)])
+        for site, distance in zip(sites, near, strict=True):
+            site.radius = distance
+        floor = fetched(_changes(sites, visit, center, draws[:1], (1.0,)))
+        scanned = []
+        for radius in radii:
+            for site in sites:
+                site.radius = radius
+            scanned.append(fetched(_changes(sites, visit, center, draws, (1.0, -1.0))))
+    return whole, floor, scanned
+
+
+def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
+    """Up to the top in even steps; in whole ones where the grid of a parameter is coarse."""
+    step = min(4.0, max(1.25, (_TOP * ratio) ** (1 / (count - 1))))
+    coarse = any(site.low_precision for site in sites)
+    return float(max(2, int(step))) if coarse else step
+
+
+def _sizes(sites: Sequence[Site]) -> tuple[list[float], float]:
+    """Root mean squares of every parameter, and of all; 1 where all are zero."""
+    squares = [
+        sum_over_shards(local(s.param).to(sum_dtype(s)).square().sum(), s.param) for s in sites
+    ]
+    sums = [square.item() for square in fetched(squares)]
+    counts = [max(1, site.param.numel()) for site in sites]
+    sizes = [math.sqrt(total / count) for total, count in zip(sums, counts, strict=True)]
+    return sizes, math.sqrt(sum(sums) / sum(counts)) or 1.0
+
+
+def _changes(
+    sites: Sequence[Site],
+    visit: Visit,
+    center: Sequence[Tensor | None],
+    draws: Sequence[Draw],
+    sides: Sequence[float],
+) -> list[Tensor]:
+    """For each site, on its device: squared changes of the gradient, [draws x sides]."""
+    columns: list[list[Tensor]] = [[] for _ in sites]
+    for draw in draws:
+        for side in sides:
+            grads = visit(draw, side)
+            for site, column, g0, g in zip(sites, columns, center, grads, strict=True):
+                column.append(_square(site, gradient_change(site, g0, g, None, second=False)))
+    return [torch.stack(column) for column in columns]
+
+
+def _square(site: Site, values: Tensor | None) -> Tensor:
+    """The sum of squares over all shards; zero where there is nothing."""
+    if values is None:
+        return torch.zeros((), dtype=sum_dtype(site), device=site.param.device)
+    return sum_over_shards(values.to(sum_dtype(site)).square().sum(), site.param)
+
+
+def _readable(
+    sites: Sequence[Site],
+    rows: Mapping[Site, Tensor],
+    rounding: Mapping[Site, float],
+    most: float,
+) -> bool:
+    """Whether a block's variation is above rounding and differs little between sides."""
+    v = torch.stack([rows[site] for site in sites]).sum(0).unflatten(0, (_DRAWS, 2))
+    above = v.mean().item() > ABOVE_ROUNDING * sum(rounding[site] for site in sites)
+    apart = (v[:, 0] - v[:, 1]).abs() / v.sum(1)
+    return above and bool(apart.mean() < most)
+
+
+def rungs_of(radii: Any, count: Any, factor: Any) -> list[float]:
+    """The radii, smallest first; or ``count`` from one up. Arrays and tensors will do."""
+    given = radii.tolist() if hasattr(radii, "tolist") else radii
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        rungs = list(given)
+    else:
+        check_whole("count", count, 1)
+        if not _is_number(factor) or factor <= 1:
+            raise ValueError(f"factor must be a number in (1, inf), got {factor!r}")
+        rungs = [given * float(factor) ** k for k in range(count)] if _is_number(given) else [given]
+    pairs = zip([0.0, *rungs], rungs, strict=False)
+    if not all(_is_number(high) and high > low for low, high in pairs):
+        raise ValueError(f"radii must be numbers above 0, each above the last, got {radii!r}")
+    if len(rungs) < 2:
+        raise ValueError(f"a ladder needs two radii or more, got {rungs!r}")
+    return [float(radius) for radius in rungs]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

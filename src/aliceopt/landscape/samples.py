@@ -1,0 +1,56 @@
+"""What the gradients of one probe say of every coordinate: one sample of each term.
+
+With random signs t and gradients on both sides, at ``x +- lambda t``, and at the center::
+
+    x = (g+ - g-) / (2 lambda)                                    H t, averaged over the way
+
+========== ================================== =================================================
+rms        ``x^2``                            square of the size of a row of the Hessian
+abs        ``|x|``                            its size, by the mean
+signed     ``t x``                            the diagonal, unbiased
+free       ``(g+ - g0)(g0 - g-)/lambda^2``    a row's square, to which single kinks add nothing
+glass      ``(2/lambda)((g+ + g-)/2 - g0)^2`` density of gradient jumps
+========== ================================== =================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..site import Draw, Site, signs_of
+
+__all__ = ["samples"]
+
+
+def samples(
+    terms: Sequence[str],
+    site: Site,
+    draw: Draw,
+    far: Tensor,
+    plus: Tensor,
+    minus: Tensor,
+    center: Sequence[Tensor],
+) -> dict[str, Tensor]:
+    """One sample of some terms at distance ``far``; zero where a coordinate could not move.
+
+    ``plus`` and ``minus`` are overwritten. ``center`` may be empty for the first three terms.
+    """
+    inverse = torch.where(far > 0, 1 / far, 0.0)
+    found = {}
+    if "free" in terms:
+        found["free"] = (plus - center[0]).mul_(center[0] - minus).mul_(inverse.square())
+    if "glass" in terms:
+        bent = (plus + minus).mul_(0.5).sub_(center[0])
+        found["glass"] = bent.square_().mul_(inverse).mul_(2)
+    if any(term in terms for term in ("rms", "abs", "signed")):
+        x = plus.sub_(minus).mul_(inverse).mul_(0.5)
+        if "rms" in terms:
+            found["rms"] = x.square()
+        if "signed" in terms:
+            found["signed"] = x * signs_of(site, draw)
+        if "abs" in terms:
+            found["abs"] = x.abs_()
+    return found

@@ -1,0 +1,269 @@
+"""``aliceopt landscape``: from a problem or a checkpoint to verdicts, figures and numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+from aliceopt.cli import build
+from aliceopt.lab.data.splits import Arrays
+from aliceopt.lab.figures import style
+from aliceopt.lab.landscapes import PRESETS, Asked, Preset, batches_of, gradients_of, last_step
+from aliceopt.lab.network import network_of, problem_run
+from aliceopt.lab.report.landscape import tree_of
+from aliceopt.lab.results import landscape_report
+from aliceopt.lab.tensor_file import write_tensors
+
+PROBLEM = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        return self[1](nn.functional.relu(self[0](x)))
+
+def problem():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(320, 8, generator=random)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    model = Net(nn.Linear(8, 128), nn.Linear(128, 2))
+    return {"model": model, "loss": nn.functional.cross_entropy, "train": (x[:256], y[:256]),
+            "validation": (x[256:], y[256:]), "metric": "accuracy", "batch_size": 32}
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("landscape")
+    (folder / "small.py").write_text(PROBLEM)
+    return f"{folder / 'small.py'}:problem"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_preset():
+    """Fewer radii and points than the quick preset has, and small figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", Preset(3, 2, 2, 3, 3))
+        patch.setitem(style._LOOK, "savefig.dpi", 60)
+        yield
+
+
+def landscape(*args: object):
+    words = ["landscape", *map(str, args), "--device", "cpu"]
+    return CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
+
+
+@pytest.fixture(scope="module")
+def seen(
+    source: str, small_preset: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """One run, with a twin, in float64."""
+    out = tmp_path_factory.mktemp("seen")
+    asked = ["--preset", "quick", "--twin", "gelu", "--precision", "float64"]
+    asked += ["--batches", "training"]
+    result = landscape(source, "--out", out, *asked, "--batch-size", 32)
+    assert result.exit_code == 0, result.output
+    return out, result.output
+
+
+def test_it_says_beforehand_what_it_takes_and_takes_no_more(seen: tuple[Path, str]) -> None:
+    """The announced number is the sum of all that was measured."""
+    out, said = seen
+    announced = int(re.match(r"quick: ([\d,]+) gradients at most", said)[1].replace(",", ""))  # type: ignore[index]
+    assert announced == gradients_of(Asked(PRESETS["quick"], parts=("training",)), 2)
+    records = [json.loads(line) for line in (out / "landscape.jsonl").read_text().splitlines()]
+    parts = [p for r in records for p in (r, r["diagonals"], *r["bounds"], *r["slices"])]
+    climbed = sum(part["gradients"] for part in parts)
+    assert climbed + 2 * 26 == announced
+
+
+def test_relu_and_its_twin_on_the_same_batches(seen: tuple[Path, str]) -> None:
+    """A smooth twin, kinks without it, at the same radii; the output layer is smooth in both."""
+    out, said = seen
+    records = [json.loads(line) for line in (out / "landscape.jsonl").read_text().splitlines()]
+    found = {(r["network"], r["part"]): r for r in records}
+    assert {name for name, _ in found} == {"as trained", "gelu twin"}
+    for (name, _), record in found.items():
+        exponents = {b: rungs["exponents"][0]["value"] for b, rungs in record["blocks"].items()}
+        assert exponents["1"] == pytest.approx(2, abs=0.1)
+        assert record["batch_size"] == 32
+        if name == "gelu twin":
+            assert exponents["0"] == pytest.approx(2, abs=0.1)
+        else:
+            assert exponents["0"] < 1.9
+    assert len({tuple(record["radii"]) for record in records}) == 1
+    assert "as trained and gelu twin, training batches, at the smallest radius" in said
+    assert found["as trained", "training"]["metric"] > 60
+
+
+def test_bounds_are_checked_along_the_optimizer_too(seen: tuple[Path, str]) -> None:
+    """Three kinds of moves, at two radii of the ladder."""
+    out, said = seen
+    record = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
+    assert [b["radius"] for b in record["bounds"]] == [record["radii"][1], record["radii"][-1]]
+    for check in record["bounds"]:
+        assert list(check["kinds"]) == ["random", "gradient", "optimizer"]
+    assert "optimizer" in said
+
+
+def test_figures_and_tensors_are_there(seen: tuple[Path, str]) -> None:
+    """Every figure as PNG and PDF, named by the output; sums by network, batches and parameter."""
+    out, said = seen
+    for name in ("exponents-training", "shares", "bounds", "slices-training", "planes"):
+        for suffix in ("png", "pdf"):
+            assert (out / "figures" / f"{name}.{suffix}").stat().st_size > 5_000
+        assert f"{name}.png" in said
+    safetensors = pytest.importorskip("safetensors.torch")
+    tables = safetensors.load_file(out / "landscape.safetensors")
+    assert tables["as trained/training/0.weight"].shape == (2, 2, 3, 3)
+    record = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
+    v = sum(tables[f"as trained/training/0.{n}"][..., 0].mean((0, 1)) for n in ("weight", "bias"))
+    told = [rung["value"] for rung in record["blocks"]["0"]["variation"]]
+    assert v.tolist() == pytest.approx(told)
+
+
+def test_the_report_has_every_part_and_no_requests(seen: tuple[Path, str]) -> None:
+    """Verdicts, parts of the model at every depth, moves and terms; all of it inside the file."""
+    out, said = seen
+    text = (out / "report.html").read_text()
+    assert f"report: {out / 'report.html'}" in said
+    assert "http" not in text.replace("http-equiv", "")
+    assert text.count("data:image/png;base64") == 5
+    for word in ("Glass share", "0.weight", "optimizer", "Hessian diagonal", "gelu twin, training"):
+        assert word in text
+    record = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
+    assert f"{record['blocks']['0']['exponents'][0]['value']:.2f} (" in text
+
+
+def test_the_tree_has_what_adds_something() -> None:
+    """Modules before what is below them; one with a single child is that child."""
+    names = ["a.x.weight", "a.x.bias", "a.y.weight", "b.weight"]
+    sums = dict.fromkeys(names, torch.zeros(0))
+    ladder = SimpleNamespace(sums=sums)
+    assert (
+        tree_of(ladder)
+        == {  # type: ignore[arg-type]
+            "a": names[:3],
+            "a.x": names[:2],
+            "a.x.weight": names[:1],
+            "a.x.bias": names[1:2],
+            "a.y": names[2:3],
+            "b": names[3:],
+        }
+    )
+
+
+def test_a_checkpoint_is_enough_and_blocks_can_be_chosen(
+    seen: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is known from the records beside it; only a twin that is asked for is trained."""
+    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])  # drawn above
+    out, _ = seen
+    trained = out / "adamw" / "seed-0" / "checkpoint.pt"
+    before = trained.read_bytes()
+    asked = [
+        "--preset",
+        "quick",
+        "--precision",
+        "float64",
+        "--batch-size",
+        32,
+        "--batches",
+        "held-out",
+    ]
+    asked += ["--twin", "silu", "--train-twin", "--blocks", r"(weight|bias)"]
+    result = landscape(trained, "--out", tmp_path, *asked)
+    assert result.exit_code == 0, result.output
+    records = [json.loads(line) for line in (tmp_path / "landscape.jsonl").read_text().splitlines()]
+    assert list(records[0]["blocks"]) == ["weight", "bias"]
+    names = [record["network"] for record in records]
+    assert names == ["as trained", "silu twin", "silu twin, trained"]
+    assert {record["part"] for record in records} == {"held-out"}
+    assert len({record["validation_loss"] for record in records}) == 3
+    (only,) = tmp_path.rglob("checkpoint.pt")
+    assert only.parts[-4] == "twin-silu"
+    assert trained.read_bytes() == before
+    first = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
+    assert records[0]["metric"] == first["metric"]
+
+
+def test_batches_of_another_size_have_different_examples() -> None:
+    """Put together in order, each example once, as many as there are."""
+    split = Arrays(torch.arange(100.0)[:, None], torch.arange(100), 8)  # 12 full batches
+    found = list(batches_of(split, 20, 9, 0, "training"))
+    assert [len(inputs) for inputs, _ in found] == [20] * 4
+    rows = torch.cat([targets for _, targets in found])
+    assert len(rows.unique()) == 80
+    assert all(torch.equal(inputs[:, 0], targets.float()) for inputs, targets in found)
+    with pytest.raises(ValueError, match="from 1 to 96, the held-out examples there are; got 97"):
+        next(batches_of(split, 97, 1, 0, "held-out"))
+
+
+def test_the_optimizers_step_leaves_the_network_alone(source: str, tmp_path: Path) -> None:
+    """It is AdamW's own: as far as the rate, where gradients have one sign; on a copy."""
+    run = problem_run(source, 0, epochs=1)
+    network = network_of(run, tmp_path, torch.device("cpu"))
+    before = {name: value.clone() for name, value in network.model.state_dict().items()}
+    moves = last_step(network)
+    assert all(torch.equal(value, before[n]) for n, value in network.model.state_dict().items())
+    largest = max(move.abs().max().item() for move in moves.values())
+    assert 0.1 < largest / run.options["lr"] < 10
+
+
+def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
+    """Types, shapes and values come back; an empty one and a single number as well."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    given = {
+        "a": torch.randn(3, 4, dtype=torch.float64).T,
+        "b/c": torch.tensor(2, dtype=torch.int64),
+        "d": torch.zeros(0, 2),
+        "e": torch.randn(5).to(torch.bfloat16),
+    }
+    write_tensors(tmp_path / "x.safetensors", given)
+    read = safetensors.load_file(tmp_path / "x.safetensors")
+    assert read.keys() == given.keys()
+    assert all(torch.equal(read[name], given[name]) for name in given)
+    assert [read[name].dtype for name in given] == [given[name].dtype for name in given]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--preset", "huge"], "--preset must be one of quick, standard, thorough; got 'huge'"),
+        (["--batches", "test"], "--batches must be both, training or held-out; got 'test'"),
+        (["--precision", "half"], "--precision must be one of float32, float64, tf32, bf16"),
+        (["--seed", "-1"], "--seed must be a whole number >= 0, got -1"),
+        (["--train-twin"], "--train-twin needs --twin"),
+        (["--twin", "tanh"], "got 'tanh'"),
+        (["--batch-size", "1000"], "from 1 to 256, the training examples there are; got 1000"),
+        (["--device", "tpu"], "--device must be auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    source: str, seen: tuple[Path, str], options: list[str], message: str
+) -> None:
+    """And the numbers of before are still there."""
+    out, _ = seen
+    before = (out / "landscape.jsonl").read_bytes()
+    words = ["landscape", source, "--out", str(out), "--preset", "quick", *options]
+    result = CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
+    assert result.exit_code == 2
+    assert message in result.output
+    assert (out / "landscape.jsonl").read_bytes() == before
+
+
+def test_a_file_that_is_no_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    """It says how to go on."""
+    torch.save({}, tmp_path / "mine.pt")
+    result = landscape(tmp_path / "mine.pt", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "has no records of a run beside it: give the problem" in result.output
