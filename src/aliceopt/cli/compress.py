@@ -126,7 +126,8 @@ class _Keeper:
 
 
 def _tell(found: list[Any], metric: str, folder: Path, console: Any) -> None:
-    from aliceopt.lab.results.compression_table import compression_table, decision, draw_compression
+    from aliceopt.lab.figures.compression import draw_compression
+    from aliceopt.lab.results.compression_table import compression_table, decision
     from aliceopt.lab.words import counted
     from aliceopt.lab.writing import writing
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from itertools import cycle
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -17,11 +14,14 @@ from aliceopt.lab.results.paired import ALPHA, Paired
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["calibration_table", "compression_table", "decision", "draw_compression"]
-
-
-_LEFT_OUT = ("taylor", "point", "free", "both")
-"""Not drawn where there are more criteria than lines that can be told apart."""
+__all__ = [
+    "calibration_table",
+    "compression_table",
+    "criteria",
+    "decision",
+    "results_at",
+    "sparsities",
+]
 
 
 def _is_ours(name: str) -> bool:
@@ -29,15 +29,18 @@ def _is_ours(name: str) -> bool:
     return row_of(name).gradients > 1
 
 
-def _at(results: Sequence[Result], criterion: str, sparsity: float) -> dict[int, Result]:
+def results_at(results: Sequence[Result], criterion: str, sparsity: float) -> dict[int, Result]:
+    """By seed."""
     return {r.seed: r for r in results if (r.criterion, r.sparsity) == (criterion, sparsity)}
 
 
-def _sparsities(results: Sequence[Result]) -> list[float]:
+def sparsities(results: Sequence[Result]) -> list[float]:
+    """Those that anything was removed at, ascending."""
     return sorted({r.sparsity for r in results if r.sparsity})
 
 
-def _criteria(results: Sequence[Result]) -> list[str]:
+def criteria(results: Sequence[Result]) -> list[str]:
+    """Those that chose what was removed."""
     return [name for name in dict.fromkeys(r.criterion for r in results) if name != "none"]
 
 
@@ -46,17 +49,17 @@ def compression_table(results: Sequence[Result], metric: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    sparsities = _sparsities(results)
+    shares = sparsities(results)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("criterion", overflow="fold")
-    for sparsity in sparsities:
+    for sparsity in shares:
         table.add_column(f"\u2212{100 * sparsity:g}%", justify="right", no_wrap=True)
     for head in ("gradients", "seconds"):
         table.add_column(head, justify="right", no_wrap=True)
-    whole = _cell(list(_at(results, "none", 0.0).values()), metric)
-    table.add_row("none removed", *[whole] * len(sparsities), "", "")
-    for name in _criteria(results):
-        mine = [list(_at(results, name, sparsity).values()) for sparsity in sparsities]
+    whole = _cell(list(results_at(results, "none", 0.0).values()), metric)
+    table.add_row("none removed", *[whole] * len(shares), "", "")
+    for name in criteria(results):
+        mine = [list(results_at(results, name, sparsity).values()) for sparsity in shares]
         flat = [r for cell in mine for r in cell]
         cells = [_cell(cell, metric) for cell in mine]
         cost = show_seconds(fmean(r.seconds for r in flat))
@@ -94,10 +97,10 @@ def calibration_table(found: Calibration) -> Table:
 def decision(results: Sequence[Result]) -> list[str]:
     """For every sparsity: the criterion to use, and its lead over the best of the other kind."""
     said = []
-    for sparsity in _sparsities(results):
+    for sparsity in sparsities(results):
         losses = {
-            name: fmean(r.loss for r in _at(results, name, sparsity).values())
-            for name in _criteria(results)
+            name: fmean(r.loss for r in results_at(results, name, sparsity).values())
+            for name in criteria(results)
         }
         first, *others = sorted(losses, key=lambda name: losses[name])
         rivals = [name for name in others if _is_ours(name) != _is_ours(first)]
@@ -111,7 +114,7 @@ def decision(results: Sequence[Result]) -> list[str]:
 
 
 def _lead(results: Sequence[Result], first: str, second: str, sparsity: float) -> str:
-    mine, other = (_at(results, name, sparsity) for name in (first, second))
+    mine, other = (results_at(results, name, sparsity) for name in (first, second))
     both = [other[seed].loss - r.loss for seed, r in mine.items() if seed in other]
     if len(both) < 2:
         return "one seed: no difference is established"
@@ -119,29 +122,3 @@ def _lead(results: Sequence[Result], first: str, second: str, sparsity: float) -
     half = paired.half_width(ALPHA)
     verdict = "established" if paired.mean > half else "not established"
     return f"difference {paired.mean:.3f} \u00b1 {half:.3f}, {verdict}"
-
-
-def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
-    """Loss against the share removed, a line a criterion."""
-    from aliceopt.lab.figures import style
-    from aliceopt.lab.figures.outcomes import LOOKS
-
-    target = style.checked_path(path)
-    shown = _criteria(results)
-    if len(shown) > len(LOOKS):
-        shown = [name for name in shown if name not in _LEFT_OUT]
-    sparsities = _sparsities(results)
-    with style.look():
-        figure = style.new_figure(3.2 + 0.2 * len(shown))
-        axes = figure.add_subplot()
-        whole = fmean(r.loss for r in _at(results, "none", 0.0).values())
-        axes.axhline(whole, color="0.6", lw=0.8, label="none removed")
-        for look, name in zip(cycle(LOOKS), shown, strict=False):
-            means = [fmean(r.loss for r in _at(results, name, s).values()) for s in sparsities]
-            style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"]}
-            percent = [100 * s for s in sparsities]
-            axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **style_of)
-        axes.set_xlabel("weights removed, %")
-        axes.set_ylabel("validation loss")
-        figure.legend(loc="outside upper left")
-        return style.save(figure, target)
