@@ -19,8 +19,8 @@ from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.figures import style
 from aliceopt.lab.landscapes import PRESETS, Asked, Preset, batches_of, gradients_of, last_step
 from aliceopt.lab.network import network_of, problem_run
+from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
-from aliceopt.lab.results import landscape_report
 from aliceopt.lab.tensor_file import write_tensors
 
 PROBLEM = """

@@ -134,6 +134,22 @@ def test_a_tuning_goes_on_with_exactly_what_is_missing(tmp_path):
         assert next(rounds(study, folder)).document["runs"] == last.document["runs"]
 
 
+def test_a_higher_limit_goes_on_from_what_was_tried(tmp_path):
+    """As the finding of a method at the edge suggests."""
+
+    def end(method, place, seed):
+        return abs(place - 4), 0.1
+
+    few = study_plan(tune=4, **{**TINY, "terms": []})
+    *_, last = write_tuning(few, tmp_path, end)
+    assert tuned(few, tmp_path).document["tuned"]["chosen"]["adam"]["edge"]
+    more = study_plan(tune=8, **{**TINY, "terms": []})
+    first, *_ = write_tuning(more, tmp_path, end)
+    assert first.document["runs"] == last.document["runs"]
+    chosen = tuned(more, tmp_path).document["tuned"]["chosen"]["adam"]
+    assert (chosen["lr"], chosen["edge"]) == (rate_at(more.methods["adam"]["lr"], 4), False)
+
+
 def test_one_rate_needs_no_tuning(tmp_path):
     """The usual rate, and the plan says that nothing was tuned."""
     study = study_plan(tune=1, **TINY)

@@ -101,6 +101,16 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OF_PACKAGE = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
+def test_the_labs_rooms_open_one_way():
+    """Numbers, then figures, then reports: nobody imports those that come later."""
+    rooms = {"results": {"figures", "report"}, "figures": {"report"}}
+    for importer, names in modules():
+        room = importer.removeprefix("aliceopt.lab.").partition(".")[0]
+        for name in names:
+            for later in rooms.get(room, ()) if importer.startswith("aliceopt.lab.") else ():
+                assert not name.startswith(f"aliceopt.lab.{later}"), (importer, name)
+
+
 @pytest.mark.skipif(not PROJECT.exists(), reason="needs the source tree")
 def test_the_lab_declares_what_it_imports_and_nothing_else():
     """Its extra; torch imports tensorboard for it. Templates are copied out, never imported."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from aliceopt.lab.report.axes import Axis, limits
 from aliceopt.lab.results.comparisons import Comparison
-from aliceopt.lab.results.describe import STEP_NAMES, combination
 from aliceopt.lab.results.numbers import (
     decimals,
     show_count,
@@ -67,19 +66,16 @@ def forest(
 
 def term_strips(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> Strips | None:
     """How much better than no term every term is, at the same kind of step; and NAQ than full."""
+    short = {"naq": "NAQ", "full": "full"}
     named = [
-        (c.first, combination(plan["methods"][c.first]), c)
+        (c.first, f"{plan['methods'][c.first]['terms']}, {short[c.step or '']}", c)
         for c in comparisons
         if c.question == "terms"
     ]
     if not named:
         return None
-    named += [
-        ("", f"{STEP_NAMES[c.first]} against {STEP_NAMES[c.second]}", c)
-        for c in comparisons
-        if c.question == "steps"
-    ]
-    return _differences(plan, named, f"{_unit(plan)} gained over no term", {})
+    named += [("", "NAQ against full", c) for c in comparisons if c.question == "steps"]
+    return _differences(plan, named, f"gain in {_unit(plan)} over no term", {})
 
 
 def _unit(plan: Mapping[str, Any]) -> str:
@@ -93,6 +89,7 @@ def _differences(
     notes: Mapping[str, str],
 ) -> Strips:
     axis = _around_zero([c for _, _, c in named])
+    places = max(1, decimals(median(abs(c.gain) for _, _, c in named) / 2))
     rows = []
     for method, label, c in named:
         ends = (None, None) if c.low is None or c.high is None else (c.low, c.high)
@@ -103,7 +100,7 @@ def _differences(
                 method=method,
                 label=label,
                 family=plan["methods"].get(method, {}).get("family", ""),
-                text=_difference(c),
+                text=_difference(c, places),
                 dots=[axis.at(d) for d in c.differences],
                 middle=axis.at(c.gain),
                 low=low,
@@ -116,11 +113,10 @@ def _differences(
     return Strips(title, axis.ticks(), rows, axis.at(0.0), alt)
 
 
-def _difference(c: Comparison) -> str:
-    mean = signed(c.gain, max(1, decimals(abs(c.gain) / 2)))
+def _difference(c: Comparison, places: int) -> str:
+    mean = signed(c.gain, places)
     if c.low is None or c.high is None:
         return mean
-    places = max(1, decimals((c.high - c.low) / 2))
     return f"{mean} ({show_range(c.low, c.high, places)})"
 
 

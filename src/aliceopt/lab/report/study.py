@@ -46,25 +46,6 @@ from aliceopt.lab.words import counted, settings_in_words, training_in_words
 
 __all__ = ["write_report"]
 
-_READING = {
-    "Curvature term": "what shortens Alice's steps: glass, the gradient's jumps at ReLU-like "
-    "kinks; abs, rms and signed, three ways to average the Hessian's diagonal; or none of them.",
-    "Step": "NAQ (Nesterov-accelerated quasi-Newton) goes a fraction of each quasi-Newton step and "
-    "takes gradients further ahead; full goes all of it.",
-    "Gradient": "one forward and backward pass on a batch. Alice takes three of them when it "
-    "measures curvature and one otherwise.",
-    "Time": "training steps only, without evaluation; runs done side by side slow each other down.",
-    "95% interval": "where the true mean difference at these learning rates lies, by a paired "
-    "t-test over seeds. Comparisons are corrected (Holm), those of terms and steps together and "
-    "those with the best method together: where these settings do not truly differ, either claims "
-    "a difference at most 1 time in 20, and an interval leaves out zero exactly where one is "
-    "claimed. Tuned rates may differ by luck, which no interval counts. Each holds "
-    "with 95% confidence or more, not all at once. Those of the best method allow for its being "
-    "picked.",
-    "Not established": "a difference that one test alone would see, or results of one method that "
-    "all lie beyond those of the other, but not enough after the correction.",
-}
-
 
 def write_report(folder: str | os.PathLike[str], target: float | None = None) -> Path:
     """Write ``report.html`` from the records in ``folder``.
@@ -87,7 +68,6 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
         finding=finding,
         forest=forest(plan, finding.comparisons, finding.choice),
         comparisons=comparison_table(plan, finding.comparisons),
-        gains=_gains(plan),
         precision=precision_note(plan, runs),
         results=method_table(plan, summary),
         results_note=_results_note(plan, runs, summary),
@@ -100,13 +80,12 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
         finals=result_strips(plan, runs, summary),
         curvature=curvature_panels(plan, runs),
         lost=_lost(runs),
-        reading=_READING,
         setting=_setting(plan, runs, summary),
         settings=settings_table(plan),
         runs=run_table(plan, runs),
         planned=counted(len(runs), "planned run"),
         command=plan.get("command") or _command(plan),
-        reproduce=_reproduce(runs),
+        commit=_commit(runs),
     )
 
 
@@ -129,11 +108,6 @@ def _facts(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary)
         _dates(runs),
     ]
     return "; ".join(filter(None, facts))
-
-
-def _gains(plan: Mapping[str, Any]) -> str:
-    unit = "points" if plan["metric"] == "accuracy" else f"units of {plan['metric']}"
-    return f"In {unit}; a positive gain is better."
 
 
 def _chips(plan: Mapping[str, Any], summary: Summary) -> dict[str, tuple[str, str]]:
@@ -260,16 +234,9 @@ def _unique(values: Any) -> str:
     return "; ".join(dict.fromkeys(v for v in values if v))
 
 
-def _reproduce(runs: Sequence[RunRecord]) -> str:
-    commit = next(
-        (v["commit"] for r in runs if (v := r.start.get("versions") or {}).get("commit")), ""
-    )
-    where = f" at commit {commit}" if commit else ""
-    return (
-        f"With aliceopt{where}. Seeds fix the weights, the order of the data and the probes; on a "
-        "CPU the same versions and number of threads give the same results to the bit. The "
-        "records beside this file hold every number shown here."
-    )
+def _commit(runs: Sequence[RunRecord]) -> str:
+    found = ((run.start.get("versions") or {}).get("commit") for run in runs)
+    return next(filter(None, found), "")
 
 
 def _command(plan: Mapping[str, Any]) -> str:
