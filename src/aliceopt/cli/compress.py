@@ -27,9 +27,7 @@ Problem = Annotated[
 ]
 Sparsity = Annotated[
     str | None,
-    typer.Option(
-        help="Shares of the weights to be removed, by commas.", show_default="0.5,...,0.9"
-    ),
+    typer.Option(help="Shares of the weights to be removed, by commas.", show_default=SHARES),
 ]
 Criteria = Annotated[
     str | None,
