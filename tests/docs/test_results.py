@@ -11,7 +11,7 @@ pytest.importorskip("rich")
 from aliceopt.lab.results.pages import fill
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/settings.md", "docs/results.md")
+PAGES = ("README.md", "docs/settings.md", "docs/results.md", "docs/compress.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -27,7 +27,8 @@ def test_no_number_begins_a_line(page):
     """A comment there begins a block of HTML, which ends the paragraph or the list around it."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     begun = [line for line in lines if line.lstrip().startswith("<!-- results: ")]
-    assert all(line.strip().startswith("<!-- results: compare ") for line in begun)
+    tables = ("<!-- results: compare ", "<!-- results: compress ")
+    assert all(line.strip().startswith(tables) for line in begun)
 
 
 def test_no_other_page_has_places_that_nobody_checks():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def records_of(out: Path, seed: int = 0) -> list[dict[str, Any]]:
     """The lines of one network."""
     text = (out / f"adamw/seed-{seed}/compression.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_page_names_every_criterion():
+    page = (Path(__file__).parents[2] / "docs/compress.md").read_text(encoding="utf-8")
+    table = page.partition("| `--criteria` |")[2].partition("\n\n")[0]
+    first = " ".join(line.split(" | ")[0] for line in table.splitlines()[2:])
+    named = set(re.findall(r"`(.*?)`", first))
+    assert named == set(ROWS)
 
 
 def compress(*args: object):

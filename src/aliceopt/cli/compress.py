@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -28,9 +27,7 @@ Problem = Annotated[
 ]
 Sparsity = Annotated[
     str | None,
-    typer.Option(
-        help="Shares of the weights to be removed, by commas.", show_default="0.5,...,0.9"
-    ),
+    typer.Option(help="Shares of the weights to be removed, by commas.", show_default=SHARES),
 ]
 Criteria = Annotated[
     str | None,
@@ -83,28 +80,19 @@ def compress(
     from aliceopt.lab import carry_out
     from aliceopt.lab.compression import ROWS, Ask
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import check_same
 
-    with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
+    with carry_out.told(refuse, needs_lab):
         shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
         chosen = tuple(split_names(criteria) or ROWS)
-        ask = Ask(shares, chosen, gradients, finetune, rounds, structure)
-        if layers is not None and not 0 < layers < 1:
-            raise ValueError(f"--layers must be a number in (0, 1), got {layers!r}")
-        if overwrite:
-            check_not_both(resume)
+        ask = Ask(shares, chosen, gradients, finetune, rounds, structure, layers)
         source = _Source(problem, scale, data, precision, checkpoint)
         folder = Path("runs") / f"compress-{source.name}" if out is None else out
-        which = seeds_of(seeds)
-        numbers = which if isinstance(which, list) else list(range(which or 1))
         place = carry_out.devices(device)[0]
-        stack.enter_context(locked(folder))
-        runs = source.runs(numbers, folder)
-        for run in runs:
-            check_same(run, folder, checkpoint)
-        _check_old(folder, runs, ask, layers, resume, overwrite)
-        finished = _carry_out(folder, source, runs, place, ask, layers)
-        _tell(folder, ask, layers)
+        with locked(folder):
+            runs = source.runs(seeds, folder)
+            _check_old(folder, runs, ask, resume, overwrite)
+            finished = _carry_out(folder, source, runs, place, ask)
+            _tell(folder, ask)
     if not finished:
         raise typer.Exit(130)
 
@@ -134,31 +122,37 @@ class _Source(NamedTuple):
             return "digits"
         return Path(self.problem.rpartition(":")[0] or self.problem).name.removesuffix(".py")
 
-    def runs(self, seeds: list[int], folder: Path) -> list[Run]:
-        """How the network of every seed is trained."""
+    def runs(self, seeds: str | None, folder: Path) -> list[Run]:
+        """How the network of every seed is trained; refuses a folder that has others."""
         from aliceopt.lab import carry_out
-        from aliceopt.lab.network import check_source, problem_run
+        from aliceopt.lab.network import check_same, check_source, problem_run
+
+        which = seeds_of(seeds)
+        numbers = which if isinstance(which, list) else list(range(which or 1))
 
         root = self.data
         if self.problem is not None and ":" not in self.problem:
             check_source(self.problem)
             root = carry_out.data_root(self.problem, self.scale, self.data, folder)
         how: dict[str, Any] = {"scale": self.scale, "data": root, "precision": self.precision}
-        return [problem_run(self.problem, seed, **how) for seed in seeds]
+        runs = [problem_run(self.problem, seed, **how) for seed in numbers]
+        for run in runs:
+            check_same(run, folder, self.checkpoint)
+        return runs
 
 
-def _check_old(
-    folder: Path, runs: list[Run], ask: Ask, layers: float | None, resume: bool, overwrite: bool
-) -> None:
+def _check_old(folder: Path, runs: list[Run], ask: Ask, resume: bool, overwrite: bool) -> None:
     """Results that are asked for and there already are kept, or made anew, as the user says."""
     from aliceopt.lab import compression_records as records
 
+    if overwrite:
+        check_not_both(resume)
     wanted = set(ask.keys())
     for run in runs:
 
         def asked_for(line: records.Line) -> bool:
             if line["event"] == "layer":
-                return (line["sparsity"], line["budget"]) == (layers, ask.gradients)
+                return (line["sparsity"], line["budget"]) == (ask.layers, ask.gradients)
             return records.results_of([line])[0].key in wanted
 
         old = [line for line in records.read_run(folder, run) if asked_for(line)]
@@ -171,9 +165,7 @@ def _check_old(
             records.forget(folder, run, asked_for)
 
 
-def _carry_out(
-    folder: Path, source: _Source, runs: list[Run], place: str, ask: Ask, layers: float | None
-) -> bool:
+def _carry_out(folder: Path, source: _Source, runs: list[Run], place: str, ask: Ask) -> bool:
     """Make what is missing, seed by seed; False if it was interrupted."""
     import torch
 
@@ -186,7 +178,7 @@ def _carry_out(
             for run in runs:
                 network = network_of(run, folder, torch.device(place), source.checkpoint)
                 told = (source.name, source.scale)
-                for said in compress_network(network, run, folder, told, ask, layers):
+                for said in compress_network(network, run, folder, told, ask):
                     say(f"seed {run.seed}: {said}")
     except KeyboardInterrupt:
         say("interrupted: what is finished is kept, and the same command with --resume goes on")
@@ -194,7 +186,7 @@ def _carry_out(
     return True
 
 
-def _tell(folder: Path, ask: Ask, layers: float | None) -> None:
+def _tell(folder: Path, ask: Ask) -> None:
     """Print the tables of what was asked for, and write the report of all there is."""
     from aliceopt.lab import carry_out
     from aliceopt.lab.compressing import asked_tables
@@ -204,7 +196,7 @@ def _tell(folder: Path, ask: Ask, layers: float | None) -> None:
     from aliceopt.lab.terminal import stdout_console
 
     lines, console = read_folder(folder), stdout_console()
-    for title, rows, said in asked_tables(lines, ask, layers):
+    for title, rows, said in asked_tables(lines, ask):
         console.print(title, style="bold", markup=False)
         console.print(as_table(rows))
         for line in said:

@@ -39,7 +39,6 @@ def compress_network(
     folder: Path,
     told: tuple[str, str],
     ask: Ask,
-    layers: float | None = None,
 ) -> Iterator[str]:
     """Make what is asked for and not recorded yet; a sentence for each that was made.
 
@@ -55,8 +54,8 @@ def compress_network(
         for result in compare(network, run.seed, ask, done=done, keep=keeper):
             records.keep_result(journal, said, result)
             yield f"{result.criterion} {100 * result.sparsity:g}%: loss {result.loss:.4f}"
-        if layers is not None and (layers, ask.gradients, run.seed) not in old:
-            found = calibrate(network, run.seed, layers, ask.gradients)
+        if ask.layers is not None and (ask.layers, ask.gradients, run.seed) not in old:
+            found = calibrate(network, run.seed, ask.layers, ask.gradients)
             records.keep_layers(journal, said, found, ask.gradients)
             yield f"{counted(len(found.layers), 'layer')}: predicted and measured"
 
@@ -95,7 +94,7 @@ Told = tuple[str, Rows, Sequence[str]]
 """A title, a table, and what to say below it."""
 
 
-def asked_tables(lines: Sequence[records.Line], ask: Ask, layers: float | None) -> list[Told]:
+def asked_tables(lines: Sequence[records.Line], ask: Ask) -> list[Told]:
     """The tables of what was asked for, from the records of a folder."""
     results = records.results_of(lines)
     metric = lines[0]["metric_name"] if lines else "loss"
@@ -112,7 +111,7 @@ def asked_tables(lines: Sequence[records.Line], ask: Ask, layers: float | None) 
     found = {
         seed: one
         for (share, budget, seed), one in records.calibrations_of(lines).items()
-        if (share, budget) == (layers, ask.gradients)
+        if (share, budget) == (ask.layers, ask.gradients)
     }
     for seed, one in found.items():
         title = f"rise of the loss, {100 * one.sparsity:g}% of a layer removed, seed {seed}"

@@ -155,6 +155,8 @@ class Ask:
     finetune: float = 0
     rounds: int = 1
     structure: str = "unstructured"
+    layers: float | None = None
+    """A share of every layer alone, whose removal is predicted and measured; None: not."""
 
     def __post_init__(self) -> None:
         for sparsity in self.sparsities:
@@ -172,6 +174,8 @@ class Ask:
             )
         if self.structure == "2:4" and (self.sparsities != (0.5,) or self.rounds != 1):
             raise PlanError("--structure 2:4 removes one half in one round: no other --sparsity")
+        if self.layers is not None and not 0 < self.layers < 1:
+            raise PlanError(f"--layers must be a number in (0, 1), got {self.layers!r}")
         self.rows()
 
     def rows(self) -> dict[str, Row]:
