@@ -131,10 +131,12 @@ def test_what_cannot_be_swapped_is_said() -> None:
     smooth = twin(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
     smooth.model(torch.ones(1, 2))
     with pytest.raises(ValueError, match="nothing was replaced"):
-        check_swapped(smooth)
+        check_swapped(smooth.model)
+    with pytest.raises(ValueError, match="no activation twin"):
+        check_swapped(model)
     used = twin(model)
     used.model(torch.ones(1, 4))
-    check_swapped(used)
+    assert check_swapped(used.model) == "replaced 1 modules and 5 calls of functions"
 
 
 def test_a_gelu_twin_of_a_relu_network_is_smooth() -> None:

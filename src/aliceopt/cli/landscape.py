@@ -136,7 +136,9 @@ def landscape(
         count = 1 + (twin is not None) + train_twin
         _announce(preset, asked, count)
         networks = _networks(run, folder, place, checkpoint, twin, train_twin)
-        views = _seen(networks, asked, count, console)
+        if place.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(place)  # of the training
+        views = _seen(networks, asked, count, console, place)
         _tell(views, folder, console, _facts(source, run, asked, views, place))
 
 
@@ -204,32 +206,59 @@ def _networks(
     train_twin: bool,
 ) -> dict[str, Network]:
     from aliceopt.lab.network import network_of
+    from aliceopt.landscape.twins import check_swapped
 
     if train_twin and twin is None:
         raise ValueError("--train-twin needs --twin, the activation to train with")
     networks = {"as trained": network_of(run, folder, place, checkpoint)}
     if twin is not None:
-        networks[f"{twin} twin"] = network_of(run, folder, place, checkpoint, twin)
+        swapped = network_of(run, folder, place, checkpoint, twin)
+        say(f"{twin} twin: {check_swapped(swapped.model)} in a pass")
+        networks[f"{twin} twin"] = swapped
     if train_twin:
         other = replace(run, problem={**run.problem, "twin": twin})
         networks[f"{twin} twin, trained"] = network_of(other, folder / f"twin-{twin}", place)
     return networks
 
 
-def _seen(networks: dict[str, Network], asked: Asked, count: int, console: Any) -> list[View]:
+def _seen(
+    networks: dict[str, Network], asked: Asked, count: int, console: Any, place: torch.device
+) -> list[View]:
+    import time
+
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from aliceopt.lab.landscapes import gradients_of, see
 
     columns = ("gradients", BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    disabled = not console.is_terminal
-    views = []
-    with Progress(*columns, console=console, transient=True, disable=disabled) as bars:
+    views: list[View] = []
+    peaks: list[float] = []
+    begun = time.perf_counter()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
         task = bars.add_task("", total=gradients_of(asked, count))
-        for view in see(networks, asked, lambda: bars.advance(task)):
-            console.print(f"{view.network}, {view.part} batches: done")
+
+        def tick() -> None:
+            bars.advance(task)
+            if not peaks:
+                peaks.append(_peak(place))
+
+        for view in see(networks, asked, tick):
+            console.print(f"{view.network}, {view.part} batches: {view.gradients:,} gradients")
             views.append(view)
+    said = f"measured in {time.perf_counter() - begun:.1f} s"
+    if place.type == "cuda":
+        said += f"; peak memory {_peak(place):.2f} GB, of the first gradient {peaks[0]:.2f} GB"
+    say(said)
     return views
+
+
+def _peak(place: torch.device) -> float:
+    """Of the device's memory so far, in GB; 0 for a CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(place) / 1e9 if place.type == "cuda" else 0.0
 
 
 def _facts(

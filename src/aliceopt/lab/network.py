@@ -27,6 +27,7 @@ from aliceopt.lab.spec import Run, Schedule, Training
 from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import Progress, train
 from aliceopt.lab.writing import replacing
+from aliceopt.landscape.twins import check_swapped
 
 __all__ = [
     "JOURNAL",
@@ -184,6 +185,10 @@ def network_of(
     train_, validation = problem.train.to(device), problem.validation.to(device)
     if lay_out_(model, precision):
         train_, validation = ChannelsLast(train_), ChannelsLast(validation)
+    if twin is not None:
+        with torch.no_grad(), autocast(precision, device):
+            model(train_.batch(run.seed, 0, 0)[0])
+        check_swapped(model)
     most = run.training.validation_batches
     method = content.get("method") if "model" in content else None
     return Network(problem, model, train_, validation, precision, device, most, run, method)

@@ -88,7 +88,7 @@ class _Catch(TorchFunctionMode):
     def __init__(self, functions: tuple[Any, ...], activation: nn.Module) -> None:
         super().__init__()
         self.functions, self.activation = functions, activation
-        self.depth = self.calls = 0
+        self.depth = self.calls = self.modules = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -143,6 +143,7 @@ def twin(
     replaced = _replace(copied, tuple(_MODULES[source] for source in sources), activation)
     functions = tuple(function for source in sources for function in _FUNCTIONS[source])
     catch = _Catch(functions, ACTIVATIONS[activation]())
+    catch.modules = len(replaced)
     ours = {id(module) for module in replaced.values()}
     for module in copied.modules():  # each, since a checkpointed part is computed again by itself
         if id(module) not in ours:
@@ -183,10 +184,20 @@ def _kinked(model: nn.Module) -> tuple[str, ...]:
     )
 
 
-def check_swapped(found: Twin) -> None:
-    """After a forward pass: refuse a twin that is the model itself."""
-    if not found.modules and not found.calls:
+def check_swapped(model: nn.Module) -> str:
+    """What a twin's model has in other places, in words, after a forward pass.
+
+    One in which nothing was replaced is refused: it would be the model itself.
+    """
+    hooks = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
+    catch = next((found for found in hooks if isinstance(found, _Catch)), None)
+    if catch is None:
+        raise ValueError("the model is no activation twin")
+    if not catch.modules and not catch.calls:
         raise ValueError(
-            f"nothing was replaced: the model has no activation for {found.activation!r} to stand "
-            "in for, neither a module nor a call of torch's functions"
+            "nothing was replaced: the model has no activation for another to stand in for, "
+            "neither a module nor a call of torch's functions"
         )
+    left = _kinked(model)
+    said = f"replaced {catch.modules} modules and {catch.calls} calls of functions"
+    return said + (f"; kinks are left in {', '.join(left)}" if left else "")
