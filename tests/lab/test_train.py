@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from aliceopt.lab.problem import load_function, make_problem
-from aliceopt.lab.records import load_checkpoint, run_folder
+from aliceopt.lab.records import load_checkpoint, run_folder, save_checkpoint
 from aliceopt.lab.rules import try_problem
 from aliceopt.lab.spec import Schedule
 from aliceopt.lab.train import train
@@ -323,3 +323,20 @@ def test_tensorboard_events_hold_what_the_records_hold(file, tmp_path):
         got = [(e.step, e.value) for e in shown.Scalars(tag)]
         assert [s for s, _ in got] == [s for s, _ in wanted]
         assert [v for _, v in got] == pytest.approx([v for _, v in wanted], rel=1e-6)
+
+
+def test_a_checkpoint_of_another_model_says_what_to_do(file, tmp_path):
+    """It was read well: the sentence names it, and after it is deleted --resume makes the run."""
+    run, heard = small_run(file, "adam", {"lr": 1e-2}, keep_checkpoint=True), []
+    assert train(run, tmp_path) == "finished"
+    path = tmp_path / "adam/seed-1/checkpoint.pt"
+    content = load_checkpoint(path)
+    content["model"] = {"other.weight": torch.zeros(3)}
+    save_checkpoint(path, content)
+    for _ in range(2):
+        assert train(run, tmp_path, resume=True, report=heard.append) == "failed"
+        assert f"the checkpoint '{path}' does not fit the run (" in heard[-1].reason
+        assert heard[-1].reason.endswith("): delete it, and --resume makes that run anew")
+        assert "\n" not in heard[-1].reason
+    path.unlink()
+    assert train(run, tmp_path, resume=True) == "finished"

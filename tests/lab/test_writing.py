@@ -102,6 +102,7 @@ def test_what_could_not_be_made_leaves_nothing_beside(tmp_path):
         (("study", "--out", "notes.txt"), "notes.txt"),
         (("new-problem", "notes.txt/mine.py"), "notes.txt/mine.py"),
         (("claims", "--only", "thm4", "--json", "notes.txt/x.json"), "notes.txt/x.json"),
+        (("compress", "--out", "notes.txt/c"), "notes.txt/c"),
     ],
 )
 def test_every_command_says_what_it_cannot_write(command, path, tmp_path, monkeypatch):
@@ -111,4 +112,14 @@ def test_every_command_says_what_it_cannot_write(command, path, tmp_path, monkey
     result = CliRunner().invoke(build(), command)
     assert result.exit_code == 2, result.output
     assert f"cannot write '{path}': " in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_folder_for_data_that_cannot_be_made_is_told_before_any_download(tmp_path, monkeypatch):
+    """By name; not as a file of JSON that cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    result = CliRunner().invoke(build(), ["data", "get", "cifar10", "--data", "notes.txt/d"])
+    assert result.exit_code == 1
+    assert result.stderr.strip().startswith("aliceopt: cannot write 'notes.txt/d/")
     assert len(result.stderr.strip().splitlines()) == 1

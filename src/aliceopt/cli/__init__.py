@@ -28,6 +28,7 @@ def build() -> typer.Typer:
     import typer
 
     from aliceopt.cli import claims, compress, data, figures, lab, landscape, results, study
+    from aliceopt.cli.flags import show_flags_as_flags
 
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(lab.root)
@@ -42,7 +43,7 @@ def build() -> typer.Typer:
     app.add_typer(data.app)
     app.add_typer(results.app)
     app.command()(claims.claims)
-    return app
+    return show_flags_as_flags(app)
 
 
 def main() -> None:

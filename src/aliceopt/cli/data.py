@@ -51,6 +51,7 @@ def where(data: Folder = None) -> None:
     from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.folder import generated_rows
     from aliceopt.lab.terminal import Terminal
+    from aliceopt.lab.words import counted
 
     folder = data_folder(data)
     console = Terminal(soft_wrap=True)
@@ -64,7 +65,7 @@ def where(data: Folder = None) -> None:
         if not missing:
             state = "built in" if not present else "generated" if made else "there"
         else:
-            state = f"{len(missing)} of {len(missing) + len(present)} files missing"
+            state = f"{len(missing)} of {counted(len(missing) + len(present), 'file')} missing"
             state = state if present else "not there"
         console.print(f"  {name:<17} {state:<24} {escape(data_set.title)}")
     console.print(

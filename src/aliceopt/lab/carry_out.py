@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from rich import box
 from rich.table import Table
 
 from aliceopt.lab import data
@@ -36,7 +37,7 @@ from aliceopt.lab.records import RecordError, read_plan, read_runs
 from aliceopt.lab.stopping import terms_as_interrupts
 from aliceopt.lab.study import Study
 from aliceopt.lab.terminal import stdout_console
-from aliceopt.lab.words import counted
+from aliceopt.lab.words import counted, rounded
 
 __all__ = [
     "LAUNCHERS",
@@ -250,11 +251,15 @@ def check_experiment(name: str, scale: str) -> None:
 
 def print_experiments() -> None:
     """Names, what they are, and their cost at each scale."""
-    table = Table("experiment", "what", "reference", *SCALES, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("experiment", "what", "reference"):
+        table.add_column(column, overflow="fold")
+    for scale in SCALES:
+        table.add_column(scale, justify="right")
     for name in EXPERIMENTS:
         scales = scales_of(name)
         plans = {s: experiment_plan(name, s, read=False, check=False) for s in scales}
-        costs = [f"{plans[s].gradients:.1e}" if s in plans else "" for s in SCALES]
+        costs = [rounded(plans[s].gradients) if s in plans else "\u2013" for s in SCALES]
         about = settings_of(name, scales[0])
         table.add_row(name, about["title"], about.get("paper", "").split(":")[0], *costs)
     stdout_console().print(table)

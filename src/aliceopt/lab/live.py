@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from aliceopt.lab import train
+from aliceopt.lab.words import counted
 
 __all__ = ["Live"]
 
@@ -100,5 +101,6 @@ class Live:
         place = f"{self._ended:>{len(str(self._count))}} of {self._count}"
         name = f"{self._labels[key[0]]}, seed {key[1]}"
         if progress.status == "finished":
-            return f"{place}  {name}: {self._shown(progress)}, {progress.gradients} gradients"
+            cost = counted(progress.gradients, "gradient")
+            return f"{place}  {name}: {self._shown(progress)}, {cost}"
         return f"{place}  {name}: {progress.status}: {progress.reason}"

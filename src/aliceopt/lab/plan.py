@@ -20,7 +20,7 @@ from torch import nn
 from aliceopt.lab import data
 from aliceopt.lab.methods import METHODS, make_method, planned
 from aliceopt.lab.problem import METRICS
-from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.spec import Run, Schedule, Training, checked_precision
 
 __all__ = [
     "EXPERIMENTS",
@@ -91,7 +91,7 @@ def experiment_plan(
     if seeds is not None:
         settings["seeds"] = seeds
     if precision is not None:
-        settings["train"]["precision"] = precision
+        settings["train"]["precision"] = checked_precision(precision)
     chosen = _methods(settings["methods"], methods)
     if not chosen:
         raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")

@@ -8,13 +8,14 @@ times.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import platform
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = [
     "RunRecord",
     "Silent",
     "device_name",
+    "fitting",
     "load_checkpoint",
     "read_found",
     "read_plan",
@@ -156,10 +158,25 @@ def load_checkpoint(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | 
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RecordError(
-            f"cannot read the checkpoint {str(path)!r} ({reason}): delete it, and --resume makes "
-            "that run anew"
+            f"cannot read the checkpoint {str(path)!r} ({reason}): {_ANEW}"
         ) from error
     return dict(content)
+
+
+_ANEW = "delete it, and --resume makes that run anew"
+
+
+@contextlib.contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Within, a checkpoint that was read well but is of another model or method is told by name."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join((str(error) or type(error).__name__).split())
+        reason = reason if len(reason) < 200 else f"{reason[:200]}..."
+        raise RecordError(
+            f"the checkpoint {str(path)!r} does not fit the run ({reason}): {_ANEW}"
+        ) from error
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:

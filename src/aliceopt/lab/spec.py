@@ -57,6 +57,13 @@ class Schedule:
         return rise
 
 
+def checked_precision(precision: str, name: str = "--precision") -> str:
+    """One of `PRECISIONS`; ``name`` is what an error calls it."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"{name} must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+    return precision
+
+
 @dataclass(frozen=True)
 class Training:
     """How long, how precisely, and what is recorded on the way.
@@ -90,10 +97,7 @@ class Training:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ValueError(
-                f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}"
-            )
+        checked_precision(self.precision, "precision")
         counts = ("steps", "evaluations", "validation_batches", "logs", "checkpoints", "threads")
         for name in counts:
             value = getattr(self, name)

@@ -18,6 +18,7 @@ from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
 from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
 from aliceopt.lab.problem import Metric, Problem, ProblemError, source_of
 from aliceopt.lab.rules import checked_problem, lacks
+from aliceopt.lab.spec import checked_precision
 
 __all__ = [
     "BASELINES",
@@ -158,7 +159,7 @@ def study_plan(
         raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
     settings = _settings(seeds, epochs, limit, quick_steps)
     if precision is not None:
-        settings["train"]["precision"] = precision
+        settings["train"]["precision"] = checked_precision(precision)
     source = _source(problem, settings)
     made = checked_problem(source)
     settings["train"]["batch_size"] = made.train.batch_size
@@ -201,6 +202,13 @@ def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
 def _settings(
     seeds: int | None, epochs: float | None, limit: str, quick_steps: int | None
 ) -> dict[str, Any]:
+    for flag, value, fits, what in (
+        ("--seeds", seeds, _is_whole(seeds, 1, 10_000), "a whole number from 1 to 10,000"),
+        ("--epochs", epochs, _is_positive(epochs), "a number > 0"),
+        ("--quick-steps", quick_steps, _is_whole(quick_steps, 0), "a whole number >= 0"),
+    ):
+        if value is not None and not fits:
+            raise PlanError(f"{flag} must be {what}, got {value!r}")
     settings = {**SETTINGS, "train": dict(SETTINGS["train"])}
     settings["alice"] = {**SETTINGS["alice"], "limit": limit}
     if seeds is not None:
@@ -212,8 +220,18 @@ def _settings(
     return settings
 
 
+def _is_whole(value: object, least: int, most: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_positive(value: float | None) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
 def _alice_rates(limit: str, lr: float | None) -> dict[str, float]:
     """Middle rates by kind of step; a given one is for NAQ, that of full steps in proportion."""
+    if lr is not None and not _is_positive(lr):
+        raise PlanError(f"--lr must be a number > 0, got {lr!r}")
     usual: dict[str, float] = SETTINGS["rates"][limit]
     scale = 1.0 if lr is None else lr / usual["naq"]
     return {step: rate * scale for step, rate in usual.items()}

@@ -32,6 +32,7 @@ from aliceopt.lab.records import (
     RecordError,
     Silent,
     device_name,
+    fitting,
     load_checkpoint,
     run_folder,
     save_checkpoint,
@@ -281,8 +282,7 @@ class Loop:
         """Record the mean training loss since the last time; False if it is not finite."""
         self.team.mean_(self.losses)
         loss = self.losses.item() / self.since
-        self.losses.zero_()
-        self.since = 0
+        self.losses, self.since = self.losses.zero_(), 0
         self.journal.write("train", **self._where(), loss=loss, lr=self.method.rate)
         self._report()
         return math.isfinite(loss)
@@ -332,8 +332,7 @@ class Loop:
         self.journal.write("power_law", **where, **law.as_dict())
 
     def _report(self, status: str = "running", reason: str = "") -> None:
-        run, gradients = self.run, self.method.gradients
-        where = (run.method, run.seed, self.step, self.plan.steps, gradients)
+        where = self.run.method, self.run.seed, self.step, self.plan.steps, self.method.gradients
         self.report(Progress(*where, self.metric, status, reason))
 
     def _end(self, status: str, reason: str) -> str:
@@ -378,8 +377,9 @@ class Loop:
         save_checkpoint(self.place / "checkpoint.pt", content)
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        self.model.load_state_dict(saved["model"])
-        self.method.load_state_dict(saved["method"])
+        with fitting(self.place / "checkpoint.pt"):
+            self.model.load_state_dict(saved["model"])
+            self.method.load_state_dict(saved["method"])
         self.step, self.metric, self.best = saved["step"], saved["metric"], saved["best"]
         self.clock.seconds, self.since = saved["seconds"], saved["since"]
         self.losses.copy_(saved["losses"])

@@ -6,7 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["counted", "plain", "schedule_in_words", "settings_in_words", "training_in_words"]
+__all__ = [
+    "counted",
+    "plain",
+    "rounded",
+    "schedule_in_words",
+    "settings_in_words",
+    "training_in_words",
+]
 
 
 def counted(count: float, noun: str, nouns: str | None = None) -> str:
@@ -17,6 +24,19 @@ def counted(count: float, noun: str, nouns: str | None = None) -> str:
     """
     whole = int(count) if count == int(count) else count
     return f"{whole:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def rounded(count: int) -> str:
+    """A large number as one says it.
+
+    >>> rounded(288), rounded(60_000), rounded(1_209_600), rounded(12_000_000)
+    ('288', '60 thousand', '1.2 million', '12 million')
+    """
+    for size, name in ((10**6, "million"), (10**3, "thousand")):
+        if count >= size:
+            share = count / size
+            return f"{share:.1f} {name}" if share < 10 and size > 1000 else f"{share:.0f} {name}"
+    return str(count)
 
 
 _CONTROLS = dict.fromkeys(

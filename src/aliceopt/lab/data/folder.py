@@ -39,7 +39,7 @@ def read_generated(root: Path) -> dict[str, object]:
     path = root / GENERATED
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error})") from None

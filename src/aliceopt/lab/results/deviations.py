@@ -67,7 +67,7 @@ def lost(runs: Sequence[RunRecord]) -> str:
     said = [f"{counts[s]} {s}" for s in ("diverged", "interrupted", "failed") if counts[s]]
     if counts["missing"]:
         said.insert(0, f"{counts['missing']} missing")
-    return f"of {len(runs)} runs: {', '.join(said)}" if said else ""
+    return f"of {counted(len(runs), 'run')}: {', '.join(said)}" if said else ""
 
 
 def differences(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
