@@ -232,7 +232,9 @@ class EagerBackend:
             there = mu if site.low_precision else here
             return update_(Target(mu, nu, Averages(*averages), there), grads, rates)
 
-        for left_alone in in_slices(work, mu, local(site.param), mu, nu, *old, site.gradient, *sides):
+        for left_alone in in_slices(
+            work, mu, local(site.param), mu, nu, *old, site.gradient, *sides
+        ):
             site.skipped += left_alone
         if site.low_precision:
             local(site.state["position"]).copy_(mu)
