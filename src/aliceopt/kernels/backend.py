@@ -289,8 +289,7 @@ def _options(rates: Sequence[Rates]) -> Sequence[Any]:
     """What a kernel is compiled for: once if it is the same for all, otherwise a list of it."""
     if not rates:
         return ()
-    known = distinct(rates)
-    options = [(r.limit, r.hessian, r.glass, r.measuring, r.maximize) for r in known]
+    options = [(r.limit, r.hessian, r.glass, r.measuring, r.maximize) for r in distinct(rates)]
     return options[0] if options.count(options[0]) == len(options) else options
 
 

@@ -129,10 +129,6 @@ class Plan:
             return values
         return [values[c] for c in columns.tolist()]
 
-    def _slice(self, columns: np.ndarray) -> np.ndarray | slice:
-        """The same columns as numpy writes to them fastest."""
-        return slice(None) if columns is self._all else columns
-
     def has(self, sites: Sequence[Site]) -> bool:
         """Whether these sites have columns here."""
         return sites == self.sites or all(map(self.column.__contains__, sites))
@@ -287,7 +283,7 @@ class Plan:
     def write(self, row: Row, columns: np.ndarray, addresses: Sequence[int]) -> None:
         """Put addresses into the table."""
         self._sent = None
-        self.host[row, self._slice(columns)] = addresses
+        self.host[row, slice(None) if columns is self._all else columns] = addresses
 
     def write_numbers(
         self, sites: Sequence[Site], columns: np.ndarray, draw: Draw, rates: Sequence[Rates] = ()
@@ -295,9 +291,10 @@ class Plan:
         """Put this step's numbers of these sites into the table."""
         self._sent = None
         radii = [site.radius for site in sites]
-        away = any(radii)
-        write_numbers(self.host, self._slice(columns), radii if away else 0.0, draw, rates)
-        self.displaced = away or (self.displaced and columns is not self._all)
+        away, every = any(radii), columns is self._all
+        there = slice(None) if every else columns
+        write_numbers(self.host, there, radii if away else 0.0, draw, rates)
+        self.displaced = away or (self.displaced and not every)
 
     def _cut(
         self,
