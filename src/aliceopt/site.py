@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from .options import probe_radius, rates
 from .sharding import block_of, is_dtensor, local
 from .signs import block_signs, sign_key
-from .topography import Averages, Rates
+from .topography import Averages, Rates, distinct
 
 __all__ = [
     "COUNTERS",
@@ -241,15 +241,19 @@ class Sites(Sequence[Site]):
         terms = {name: (group["glass"], group["hessian"]) for name, group in groups.items()}
         if updating != self._chosen.sites or terms != self._chosen.terms:
             self._choose(updating, terms)
-        counters = self._numbers[:2, self._chosen.columns].tolist()
+        counters = self._numbers[:2, self._chosen.columns]
+        alike = len(groups) == 1 and not measuring and (counters == counters[:, :1]).all()
+        if updating and alike:  # mostly
+            count, weight = counters[:, 0].tolist()
+            one = rates(self._groups[0], int(count) + 1, weight, measuring=False)
+            return [one] * len(updating)
         measures = [measuring and site.radius > 0 for site in updating]
-        keys = list(zip(self._chosen.groups, *counters, measures, strict=True))
-        alike = keys.count(keys[0]) == len(keys) if keys else True
+        keys = list(zip(self._chosen.groups, *counters.tolist(), measures, strict=True))
         known = {
             key: rates(groups[key[0]], int(key[1]) + 1, key[2], measuring=key[3])
-            for key in (keys[:1] if alike else set(keys))
+            for key in set(keys)
         }
-        return list(known.values()) * len(keys) if alike else [known[key] for key in keys]
+        return [known[key] for key in keys]
 
     def _choose(self, updating: Sequence[Site], terms: dict[int, tuple[bool, str]]) -> None:
         """Have states that fit these terms, and remember who is updated: mostly it is everybody."""
@@ -284,16 +288,17 @@ class Sites(Sequence[Site]):
         steps, weights, unmeasured, last_used = self._numbers
         columns, groups = self._chosen.columns, {id(group): group for group in self._groups}
         limits = {i: _longest_wait(group) for i, group in groups.items()}
-        measured = any(rate.measuring for rate in numbers)
+        made = distinct(numbers)  # one of them stands for all, or each for itself
+        measured = any(rate.measuring for rate in made)
         never = (weights[columns] == 0) & ((steps[columns] > 0) | (not measured))
         waits = np.where(never, math.inf, unmeasured[columns] + (not measured))
-        late = waits > [limits[i] for i in self._chosen.groups]
+        late = waits > [limits[i] for i in (self._chosen.groups if len(limits) > 1 else limits)]
         gaps = np.where(last_used[columns] > 0, step - last_used[columns], 0)[late]
         steps[columns] += 1
         # What a measuring update makes of the weight, its `Rates` have worked out already.
-        weights[columns] = [rate.topo_weight for rate in numbers]
+        weights[columns] = [rate.topo_weight for rate in made]
         unmeasured[columns] += 1
-        unmeasured[columns] *= [not rate.measuring for rate in numbers]
+        unmeasured[columns] *= [not rate.measuring for rate in made]
         last_used[columns] = step
         return int(gaps.min()) if len(gaps) else None
 

@@ -20,7 +20,7 @@ from ..layout import conformed
 from ..ownership import Keeper
 from ..sharding import local
 from ..site import Draw, Site
-from ..topography import Rates
+from ..topography import Rates, distinct
 from .base import Backend, Kernels, Round
 from .eager import EagerBackend, position_of, sum_dtype
 from .plan import ASIDE, HOME, MASTER, SWAPPED, Plan
@@ -289,8 +289,7 @@ def _options(rates: Sequence[Rates]) -> Sequence[Any]:
     """What a kernel is compiled for: once if it is the same for all, otherwise a list of it."""
     if not rates:
         return ()
-    distinct = rates[:1] if rates.count(rates[0]) == len(rates) else rates
-    options = [(r.limit, r.hessian, r.glass, r.measuring, r.maximize) for r in distinct]
+    options = [(r.limit, r.hessian, r.glass, r.measuring, r.maximize) for r in distinct(rates)]
     return options[0] if options.count(options[0]) == len(options) else options
 
 
@@ -301,7 +300,7 @@ def _fill_sides(
 
     A missing one is made of zeros, in the other's dtype.
     """
-    if not any(rate.measuring for rate in rates):
+    if not any(rate.measuring for rate in distinct(rates)):
         return [None] * len(sites), []
     mine = np.flatnonzero([rate.measuring for rate in rates])
     plus = [sites[i].plus for i in mine.tolist()]

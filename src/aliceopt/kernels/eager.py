@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,25 +31,14 @@ every thread has more to do than it takes threads to meet.
 """
 
 
-class Target(NamedTuple):
-    """What an update rewrites, in state precision: mu, nu and the averages.
-
-    The new mu goes ``there``, which may be where the old one is.
-    """
-
-    position: Tensor
-    probe_center: Tensor
-    averages: Averages
-    there: Tensor
-
-
-def update_(target: Target, grads: Gradients, rates: Rates) -> Tensor | int:
+def update_(
+    there: Tensor, mu: Tensor, nu: Tensor, old: Averages, grads: Gradients, rates: Rates
+) -> Tensor | int:
     """Topography and step in one go, in place; returns how many coordinates were left alone.
 
-    A coordinate any of whose gradients is not finite keeps its position, probe center and
-    averages as they were. Only where there may be such ones are the averages worked on in copies.
+    The new mu goes ``there``, which may be where the old one is. A coordinate any of whose
+    gradients is not finite keeps mu, nu and averages; where there may be one, copies are averaged.
     """
-    mu, nu, old, there = target
     if _plainly_finite(grads):
         average_(old, grads, rates)
         moved(mu, bounded_step(old, rates), rates, out=(there, nu))
@@ -230,11 +219,10 @@ class EagerBackend:
                     signs.of(start, nu) if rates.hessian == "signed" else None,
                 )
             there = mu if site.low_precision else here
-            return update_(Target(mu, nu, Averages(*averages), there), grads, rates)
+            return update_(there, mu, nu, Averages(*averages), grads, rates)
 
-        for left_alone in in_slices(
-            work, mu, local(site.param), mu, nu, *old, site.gradient, *sides
-        ):
+        tensors = (local(site.param), mu, nu, *old, site.gradient, *sides)
+        for left_alone in in_slices(work, mu, *tensors):
             site.skipped += left_alone
         if site.low_precision:
             local(site.state["position"]).copy_(mu)

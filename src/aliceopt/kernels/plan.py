@@ -12,7 +12,7 @@ from torch import Tensor
 from ..layout import is_dense, memory_order
 from ..sharding import local
 from ..site import Draw, Site, state_dtype
-from ..topography import Rates
+from ..topography import Rates, distinct
 from .table import DIMS, Kind, Launch, Row
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Plan:
     def write(self, row: Row, columns: np.ndarray, addresses: Sequence[int]) -> None:
         """Put addresses into the table."""
         self._sent = None
-        self.host[row, columns] = addresses
+        self.host[row, slice(None) if columns is self._all else columns] = addresses
 
     def write_numbers(
         self, sites: Sequence[Site], columns: np.ndarray, draw: Draw, rates: Sequence[Rates] = ()
@@ -291,8 +291,10 @@ class Plan:
         """Put this step's numbers of these sites into the table."""
         self._sent = None
         radii = [site.radius for site in sites]
-        self.displaced = self.displaced or any(radii)
-        write_numbers(self.host, columns, radii, draw, rates)
+        away, every = any(radii), columns is self._all
+        there = slice(None) if every else columns
+        write_numbers(self.host, there, radii if away else 0.0, draw, rates)
+        self.displaced = away or (self.displaced and not every)
 
     def _cut(
         self,
@@ -326,8 +328,8 @@ class Plan:
 
 def write_numbers(
     host: np.ndarray,
-    columns: np.ndarray,
-    radii: Sequence[float] | np.ndarray,
+    columns: np.ndarray | slice,
+    radii: Sequence[float] | float,
     draw: Draw,
     rates: Sequence[Rates] = (),
 ) -> None:
@@ -335,10 +337,9 @@ def write_numbers(
     host[Row.SEED], host[Row.STEP] = draw
     numbers = host.view(np.float64)
     numbers[Row.RADIUS, columns] = radii
-    one = not rates or rates.count(rates[0]) == len(rates)  # mostly it is
-    names = np.asarray([] if one else list(map(id, rates)))
-    for r in rates[:1] if one else {id(rate): rate for rate in rates}.values():
-        there = columns if one else columns[names == id(r)]
+    names = np.asarray([id(rate) for rate in distinct(rates)])
+    for r in {id(rate): rate for rate in distinct(rates)}.values():
+        there = columns if len(names) == 1 else np.arange(host.shape[1])[columns][names == id(r)]
         numbers[Row.LR : Row.ROWS, there] = np.asarray(
             [
                 [r.lr, min(r.lr_min, r.lr), r.eps, r.step_fraction, r.lookahead],

@@ -54,8 +54,8 @@ def total_curvature(glass_curvature: Tensor, hess: Tensor, eps: float = 0.0) -> 
     itself does. Infinite curvature is legal and stays infinite.
 
     >>> import torch
-    >>> total_curvature(torch.tensor([0.0, 2.0, 1.0]), torch.tensor([3.0, 0.0, 4.0]))
-    tensor([3., 4., 8.])
+    >>> total_curvature(torch.tensor([0.0, 2.0, 2.0]), torch.tensor([4.0, 0.0, 3.0]))
+    tensor([4., 4., 9.])
     """
     hg, h = glass_curvature, hess
     half = hg * 0.5
@@ -70,7 +70,7 @@ def optimal_step(grad: Tensor, glass_density: Tensor, hess: Tensor, eps: float =
     and it is infinite (with ``eps > 0``: ``-g / eps``); an optimizer must clamp it.
 
     >>> import math, torch
-    >>> optimal_step(torch.tensor(-6.0), torch.tensor(0.0), torch.tensor(2.0))
+    >>> optimal_step(torch.tensor(-12.0), torch.tensor(0.0), torch.tensor(4.0))
     tensor(3.)
     >>> optimal_step(torch.tensor(3.0), torch.tensor(2 * math.pi), torch.tensor(0.0))
     tensor(-3.)
