@@ -112,6 +112,19 @@ def test_a_convolution_is_a_linear_layer_of_its_patches():
     torch.testing.assert_close(conv.weight.flatten(1), flat.weight)
 
 
+def test_autocast_around_the_forward_does_not_blur_what_is_added_up():
+    """The inputs of the first layer are float32 with it or without; so then is their H."""
+    plain, blurred, inputs = linear(), linear(), mixed_inputs(200, 24)
+
+    def forward(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return blurred(batch)
+
+    sparsegpt(plain, plain, [inputs], 0.5)
+    sparsegpt(blurred, forward, [inputs], 0.5)
+    assert torch.equal(plain.weight, blurred.weight)
+
+
 def test_a_layer_sees_what_those_pruned_before_it_give():
     """The second of two layers, against itself pruned alone on the first one's new outputs."""
     first, second = linear(12, 8), linear(8, 4)

@@ -185,6 +185,8 @@ def test_rounds_share_the_gradients_and_fours_keep_two(tmp_path, source):
     report = (tmp_path / "out/report.html").read_text()
     assert "60 gradients, in 3 rounds" in report
     assert "2:4, 20 gradients" in report
+    assert report.index("What to use") < report.index("Results")
+    assert report.count('src="data:image/svg+xml') == 2  # a figure a table, within the file
 
 
 def test_results_are_kept_shown_and_filled_into_pages(tmp_path, source):
