@@ -112,17 +112,17 @@ class _Keeper:
     def __call__(self, result: Any, model: Any) -> None:
         if not result.loss < self.best.get(result.sparsity, float("inf")):
             return
-        import torch
         from torch.nn.utils import prune
 
         from aliceopt.compress import weights_of
+        from aliceopt.lab.records import save_checkpoint
 
         self.best[result.sparsity] = result.loss
         for weight in weights_of(model).values():
             if weight.mask is not None:
                 prune.remove(weight.layer, "weight")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), self.folder / f"pruned-{100 * result.sparsity:g}.pt")
+        path = self.folder / f"pruned-{100 * result.sparsity:g}.pt"
+        save_checkpoint(path, model.state_dict())
 
 
 def _tell(found: list[Any], metric: str, folder: Path, console: Any) -> None:
