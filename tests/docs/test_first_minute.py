@@ -64,7 +64,7 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     assert 0 < space["adamw"] - space["alice"] < 0.01 * space["adamw"]
     assert space["rates"][0] < space["best"] < space["rates"][-1]
     assert space["by_rate"][1e-3] > 3 * space["by_rate"][space["best"]]
-    assert abs(space["mean"]) < 3.2 * space["error"]
+    assert abs(space["mean"]) < 4.3 * space["error"]
     pytest.importorskip("typer")
     from lab_cases import aliceopt
 

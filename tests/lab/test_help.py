@@ -10,9 +10,9 @@ pytest.importorskip("typer")
 from lab_cases import aliceopt
 
 COMMANDS = [
-    (), ("study",), ("new-problem",), ("compress",), ("run",), ("table",), ("figure",), ("list",),
-    ("claims",), ("data",), ("data", "where"), ("data", "check"), ("data", "get"), ("results",),
-    ("results", "add"), ("results", "show"), ("results", "compare"), ("results", "fill"),
+    (), ("study",), ("new-problem",), ("compress",), ("landscape",), ("run",), ("table",),
+    ("figure",), ("list",), ("claims",), ("data",), ("data", "where"), ("data", "check"), ("data", "get"),
+    ("results",), ("results", "add"), ("results", "show"), ("results", "compare"), ("results", "fill"),
     ("results", "draw"),
 ]  # fmt: skip
 PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"

@@ -98,19 +98,6 @@ def test_a_study_does_not_go_on_with_less_than_it_has(tmp_path):
     assert aliceopt(*grid, "--baselines", "adam", "--seeds", 3, "--resume").exit_code == 0
 
 
-def test_the_template_goes_through_as_it_is(tmp_path):
-    """new-problem, then study --problem FILE:problem; the report is under the file's name."""
-    assert aliceopt("new-problem", "my_problem.py").exit_code == 0
-    result = tiny("--problem", "my_problem.py:problem", "--tune", 1)
-    assert result.exit_code == 0, result.output
-    plan = read_plan(tmp_path / "runs/study-my_problem")
-    assert (plan["metric"], plan["better"]) == ("accuracy", "higher")
-    assert plan["training"]["batches"] == 1024 // 64
-    refused = aliceopt("new-problem", "my_problem.py")
-    assert refused.exit_code == 2
-    assert "exists already" in refused.output
-
-
 def test_a_terminal_that_cannot_say_a_name_loses_nothing(tmp_path):
     """Greek in latin-1: the report is there, and the table with a mark in the name's place."""
     (tmp_path / "λ.py").write_text(Path(write_problem(tmp_path)).read_text())

@@ -35,6 +35,7 @@ def test_a_template_goes_through_a_study(kind, tmp_path, monkeypatch):
         seeds=1, epochs=0.05, tune=1,
     ).final  # fmt: skip
     assert (plan.document["metric"], plan.document["better"]) == METRICS[kind]
+    assert aliceopt("new-problem", "mine.py", "--kind", kind).exit_code == 2  # it is there
     for run in plan.runs:
         train(run, tmp_path / "out")
     assert [run.status for run in read_runs(tmp_path / "out", plan.document)] == ["finished"] * 2

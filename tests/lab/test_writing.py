@@ -123,3 +123,26 @@ def test_a_folder_for_data_that_cannot_be_made_is_told_before_any_download(tmp_p
     assert result.exit_code == 1
     assert result.stderr.strip().startswith("aliceopt: cannot write 'notes.txt/d/")
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_page_is_filled_whole_or_not_at_all(tmp_path):
+    """A full disk leaves the page as it was, and is told with its name."""
+    page = tmp_path / "page.md"
+    page.write_text("words " * 1000)
+    with full_disk(100):
+        result = CliRunner().invoke(build(), ["results", "fill", str(page)])
+    assert result.exit_code == 2
+    assert f"cannot write '{page}': File too large" in result.stderr
+    assert page.read_text() == "words " * 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_a_pruned_network_that_does_not_fit_on_the_disk_is_told_by_name(tmp_path):
+    """And leaves nothing half written."""
+    from aliceopt.lab.compressing import _Keeper
+    from aliceopt.lab.compression import Result
+
+    result = Result("curvature", 0.5, 0, loss=1.0, metric=1.0)
+    with full_disk(100), pytest.raises(WriteError, match=r"cannot write '.*pruned-50.pt'"):
+        _Keeper(tmp_path, [])(result, torch.nn.Linear(50, 50))
+    assert list(tmp_path.iterdir()) == []

@@ -131,14 +131,14 @@ def fill(
     """Write the kept results into pages, where a comment says which belong there."""
     from aliceopt.lab import carry_out
     from aliceopt.lab.results.pages import fill as filled
-    from aliceopt.lab.writing import writing
+    from aliceopt.lab.writing import replacing
 
     with carry_out.told(refuse, needs_lab):
         texts = {page: page.read_text(encoding="utf-8") for page in pages}
         new = {page: filled(text, results) for page, text in texts.items()}
         for page, text in new.items():
-            with writing(page):
-                page.write_text(text, encoding="utf-8")
+            with replacing(page) as beside:
+                beside.write_text(text, encoding="utf-8")
             say(f"{page}: {'as it was' if text == texts[page] else 'written'}")
 
 
