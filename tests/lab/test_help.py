@@ -11,9 +11,9 @@ from lab_cases import aliceopt
 
 COMMANDS = [
     (), ("study",), ("new-problem",), ("compress",), ("landscape",), ("run",), ("table",),
-    ("figure",), ("list",), ("claims",), ("data",), ("data", "where"), ("data", "check"), ("data", "get"),
-    ("results",), ("results", "add"), ("results", "show"), ("results", "compare"), ("results", "fill"),
-    ("results", "draw"),
+    ("figure",), ("list",), ("claims",), ("data",), ("data", "where"), ("data", "check"),
+    ("data", "get"), ("results",), ("results", "add"), ("results", "show"),
+    ("results", "compare"), ("results", "fill"), ("results", "draw"),
 ]  # fmt: skip
 PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.nn.utils import prune as torch_prune
 
@@ -15,6 +14,7 @@ from aliceopt.lab import compression_records as records
 from aliceopt.lab.calibration import calibrate
 from aliceopt.lab.compression import Ask, Result, compare
 from aliceopt.lab.network import Network
+from aliceopt.lab.records import save_checkpoint
 from aliceopt.lab.results.compression_table import (
     Group,
     Rows,
@@ -28,7 +28,6 @@ from aliceopt.lab.results.compression_table import (
 )
 from aliceopt.lab.spec import Run
 from aliceopt.lab.words import counted
-from aliceopt.lab.writing import replacing
 
 __all__ = ["asked_tables", "compress_network"]
 
@@ -86,8 +85,7 @@ class _Keeper:
         for weight in weights_of(model).values():
             if weight.mask is not None:
                 torch_prune.remove(weight.layer, "weight")
-        with replacing(path) as beside:
-            torch.save(model.state_dict(), beside)
+        save_checkpoint(path, model.state_dict())
 
 
 Told = tuple[str, Rows, Sequence[str]]
