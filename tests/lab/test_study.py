@@ -12,6 +12,7 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
+import torch
 from torch import nn
 
 from aliceopt import Alice
@@ -258,10 +259,14 @@ def test_a_study_of_equal_seconds_goes_on_at_the_paces_it_began_with(tmp_path, m
     assert "5 steps a run, as many as fit into 0.5s, by timing a few first (100 to 100 ms" in page
 
 
-def test_a_few_steps_are_timed_of_every_method_with_as_many_that_measure():
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, CUDA])])
+def test_a_few_steps_are_timed_of_every_method_with_as_many_that_measure(device):
     """Whole periods: Alice with quick steps is neither flattered nor blamed."""
     study = study_plan(**{**TINY, "baselines": ["adam", "adahessian"]})
-    paces = measured_paces(study, "cpu", 1)
+    paces = measured_paces(study, device, 1)
     assert set(paces) == set(study.methods)
     assert all(pace > 0 for pace in paces.values())
     options = study.final.runs[1].options

@@ -48,7 +48,6 @@ def study(
     """
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.pace import known_paces
     from aliceopt.lab.pool import refuse_fewer
     from aliceopt.lab.study import seconds_of, study_folder, study_plan
     from aliceopt.lab.tuning import rounds, tuned
@@ -75,11 +74,7 @@ def study(
         )
         by_whom = launcher, device, workers
         if (seconds := seconds_of(budget)) is not None:
-            carry_out.check_timed(launcher)
-            known = known_paces(folder) if resume else {}
-            if set(plan.methods) - set(known):
-                known = {**carry_out.paces(plan, device, workers), **known}
-            plan = plan.lasting(known, seconds)
+            plan = carry_out.lasting(plan, seconds, *by_whom, folder if resume else None)
         if dry_run:
             paces = plan.about.get("paces") or carry_out.paces(plan, device, workers)
             preview.print_study(plan, paces)
@@ -93,8 +88,7 @@ def study(
         for tuning in rounds(plan, folder):
             _tune(tuning, folder / "tuning", how)
             how = replace(how, resume=True)
-        final = tuned(plan, folder)
-        how = replace(how, resume=resume)
+        final, how = tuned(plan, folder), replace(how, resume=resume)
         if resume and plan.most > 1:
             _say_anew(clear_retuned(final, folder))
         finished = carry_out.carry_out(final, folder, how)

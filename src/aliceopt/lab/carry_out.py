@@ -22,7 +22,7 @@ from aliceopt.lab import data
 from aliceopt.lab.data import generate
 from aliceopt.lab.launch import Launcher
 from aliceopt.lab.live import Live
-from aliceopt.lab.pace import measured_paces
+from aliceopt.lab.pace import known_paces, measured_paces
 from aliceopt.lab.plan import (
     EXPERIMENTS,
     SCALES,
@@ -48,10 +48,10 @@ __all__ = [
     "check_data",
     "check_experiment",
     "check_launcher",
-    "check_timed",
     "command",
     "data_root",
     "devices",
+    "lasting",
     "launched",
     "missing",
     "paces",
@@ -118,13 +118,27 @@ def paces(study: Study, device: str, workers: int | None) -> dict[str, float]:
     return measured_paces(study, local.devices[0], threads_each(local, len(study.methods)))
 
 
-def check_timed(launcher: str) -> None:
-    """Refuse equal seconds where the steps that are timed are not those that are trained."""
+def lasting(
+    study: Study,
+    seconds: float,
+    launcher: str,
+    device: str,
+    workers: int | None,
+    folder: Path | None,
+) -> Study:
+    """The study with as many steps as fit into so many seconds a run, by timing a few first.
+
+    A study that goes on in ``folder`` keeps the paces it began with.
+    """
     if launcher != "local" or _under_torchrun():
         raise PlanError(
             "--budget in seconds times steps in this process, and neither torchrun nor --launcher "
             "ray trains there: choose steps or gradients"
         )
+    known = {} if folder is None else known_paces(folder)
+    if set(study.methods) - set(known):
+        known = {**paces(study, device, workers), **known}
+    return study.lasting(known, seconds)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,9 @@ def measured_paces(study: Study, device: str, threads: int) -> dict[str, float]:
         return {method: seconds_a_step(run, device) for method, run in runs.items()}
     finally:
         torch.set_num_threads(before)
+        if device.startswith("cuda"):  # runs may be trained by other processes
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def known_paces(folder: Path) -> dict[str, float]:

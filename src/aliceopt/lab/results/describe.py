@@ -84,9 +84,10 @@ def rates_notes(plan: Mapping[str, Any]) -> list[str]:
     edge = [m for m, chosen in tuned["chosen"].items() if chosen["edge"]]
     if edge:
         names = "; ".join(str(plan["methods"][m]["label"]) for m in edge)
+        beyond = "beyond" if tuned["most"] > 11 else f"beyond (--tune {tuned['most'] + 4} --resume)"
         notes.append(
             f"Best at the lowest or highest of {tuned['most']} rates, so a better one may lie "
-            f"beyond (--tune {tuned['most'] + 4}): {names}."
+            f"{beyond}: {names}."
         )
     return notes
 
