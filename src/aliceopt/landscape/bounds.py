@@ -113,8 +113,8 @@ def bound_check(
     ...     loss = layer(torch.eye(3, dtype=torch.float64)).square().sum() / 2
     ...     loss.backward()
     ...     return loss
-    >>> found = bound_check(layer, closure, 0.01)
-    >>> round(found.kinds["random"]["joint"].ratio.value, 6)  # a quadratic, h = 1 and no glass
+    >>> found = bound_check(layer, closure, 0.01).kinds["random"]
+    >>> round(found["joint"].ratio.value, 6)  # a quadratic, h = 1 and no glass
     1.0
     """
     _check(radius, probes, directions, seed)

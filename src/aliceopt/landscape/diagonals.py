@@ -114,8 +114,8 @@ def diagonals(
     >>> layer = nn.Linear(3, 1, bias=False)
     >>> def closure():
     ...     (layer(torch.eye(3)).square().sum() / 2).backward()
-    >>> found = diagonals(layer, closure, 0.01)
-    >>> round(found.blocks["weight"]["signed"].value, 3)  # the trace of the identity
+    >>> found = diagonals(layer, closure, 0.01).total
+    >>> round(found["signed"].value, 3)  # the trace of the identity
     3.0
     """
     number = isinstance(radius, int | float) and not isinstance(radius, bool)

@@ -52,7 +52,7 @@ ABOVE_ROUNDING = 30
 
 _ERROR = 0.08
 _TOP = 0.25  # the largest radius, over the root mean square of all parameters
-_SCATTER = 0.6  # of the sides about their mean; above, a few kinks are all there is
+_SCATTER = 0.3  # of the sides about their mean; above, a few kinks are all there is
 _DRAWS = 2
 CHOOSING_GRADIENTS = 2 + 2 * _DRAWS * len(CANDIDATES)
 """What choosing takes."""
@@ -86,7 +86,7 @@ def choose_radii(
 ) -> Radii:
     """The smallest radius at which most blocks can be read, and ``count`` radii from there up.
 
-    They reach to a quarter of the root mean square of all parameters, in steps of at most 4.
+    They reach to a quarter of the root mean square of all parameters, in steps of 2 to 4.
 
     A block can be read where its variation is 30 times that of rounding, and where ``samples``
     of it will have a mean that is known to 8%: by how much the two sides of a direction
@@ -179,7 +179,7 @@ def _look(
 
 def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
     """Up to the top in even steps; in whole ones where the grid of a parameter is coarse."""
-    step = min(4.0, max(1.25, (_TOP * ratio) ** (1 / (count - 1))))
+    step = min(4.0, max(2.0, (_TOP * ratio) ** (1 / (count - 1))))
     coarse = any(site.low_precision for site in sites)
     return float(max(2, int(step))) if coarse else step
 

@@ -198,6 +198,6 @@ def check_swapped(model: nn.Module) -> str:
             "nothing was replaced: the model has no activation for another to stand in for, "
             "neither a module nor a call of torch's functions"
         )
-    left = _kinked(model)
+    left = [n for n in _kinked(model) if type(model.get_submodule(n)) is not type(catch.activation)]
     said = f"replaced {catch.modules} modules and {catch.calls} calls of functions"
     return said + (f"; kinks are left in {', '.join(left)}" if left else "")

@@ -1,4 +1,4 @@
-"""Figures of a landscape: exponents over radii, glass shares, bounds, slices."""
+"""Figures of a landscape, each as PNG and PDF: exponents over radii, shares, bounds, slices."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ _MOST = 14
 _RANGE = (0.4, 2.6)
 
 
+def _both(figure: Figure, target: Path) -> Path:
+    """Write a figure as PNG and as PDF; ``target`` is one of the two."""
+    written = style.save(figure, target)
+    figure.set_layout_engine("none")  # everything is in its place
+    style.save(figure, target.with_suffix(".png" if target.suffix == ".pdf" else ".pdf"))
+    return written
+
+
 def draw_exponents(
     views: Sequence[View], path: str | os.PathLike[str], part: str | None = None
 ) -> Path:
@@ -50,7 +58,7 @@ def draw_exponents(
             handlelength=2.6,
         )
         _note(figure, shown)
-        return style.save(figure, target)
+        return _both(figure, target)
 
 
 def draw_ladder(axes: Axes, view: View) -> None:
@@ -132,7 +140,7 @@ def draw_shares(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
         axes.axvline(1, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=0)
         axes.set_xlabel("share of the gradient's change that is glass, at the smallest radius")
         figure.legend(loc="outside upper center", ncols=2, columnspacing=1.2)
-        return style.save(figure, target)
+        return _both(figure, target)
 
 
 def views_by_name(views: Sequence[View]) -> list[str]:
@@ -174,7 +182,7 @@ def draw_bounds(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
         panels[0].set_ylabel("measured rise")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=3)
-        return style.save(figure, target)
+        return _both(figure, target)
 
 
 _DRAWN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -206,7 +214,7 @@ def draw_slices(views: Sequence[View], path: str | os.PathLike[str], part: str) 
             axes_row[0].set_ylabel(style.safe(f"{network}\nloss"))
         handles, labels = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=4, handlelength=2.2)
-        return style.save(figure, target)
+        return _both(figure, target)
 
 
 def draw_cut(axes: Axes, cut: Slice) -> None:
@@ -245,4 +253,4 @@ def draw_planes(views: Sequence[View], path: str | os.PathLike[str]) -> Path | N
             row[0].set_ylabel(cut.directions[1])
             row[0].set_title(style.safe(f"{view.network}, {view.part}", 40), pad=12)
             row[1].set_title("combined prediction", pad=12)
-        return style.save(figure, target)
+        return _both(figure, target)

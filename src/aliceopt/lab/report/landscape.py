@@ -94,9 +94,9 @@ def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
     found: list[Picture] = []
 
     def add(name: str, draw: Callable[[Path], Path | None], question: str, caption: str) -> None:
-        drawn = [draw(folder / f"{name}{suffix}") for suffix in (".pdf", ".png")]
-        if drawn[1] is not None:
-            found.append(Picture(drawn[1], question, caption, question))
+        drawn = draw(folder / f"{name}.png")
+        if drawn is not None:
+            found.append(Picture(drawn, question, caption, question))
 
     parts = list(dict.fromkeys(view.part for view in views))
     for part in parts:

@@ -1,0 +1,38 @@
+"""The page on the glass report says what the presets take, and shows figures that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich")
+
+from aliceopt.lab.landscapes import PRESETS, Asked, gradients_of
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "glass_report.md").read_text("utf-8")
+
+
+def test_the_table_of_presets_is_theirs():
+    """Radii, directions, batches, and gradients of one network."""
+    rows = re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \|", TEXT)
+    assert [row[0] for row in rows] == list(PRESETS)
+    for name, *numbers in rows:
+        preset = PRESETS[name]
+        told = [int(number.replace(",", "")) for number in numbers]
+        assert told == [*preset[:3], gradients_of(Asked(preset), 1)]
+
+
+def test_the_announcement_is_that_of_two_networks():
+    """As the command prints it."""
+    (said,) = re.findall(r"thorough: ([\d,]+) gradients at most, for 2 networks", TEXT)
+    assert int(said.replace(",", "")) == gradients_of(Asked(PRESETS["thorough"]), 2)
+
+
+def test_every_figure_is_there():
+    """Written by the command that the page begins with."""
+    shown = re.findall(r"\]\((figures/[\w-]+\.png)\)", TEXT)
+    assert len(shown) == 3
+    assert all((DOCS / path).stat().st_size > 20_000 for path in shown)
