@@ -112,7 +112,7 @@ def test_theorem_4_on_simulated_glass() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("call", [None, 0, 4, 13, 20])
+@pytest.mark.parametrize("call", [None, 4, 20])
 def test_nothing_is_left_behind(dtype: torch.dtype, call: int | None) -> None:
     """Parameters, gradients, buffers and random state to the bit; also after a failure anywhere."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)

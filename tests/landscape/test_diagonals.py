@@ -127,7 +127,7 @@ def test_the_density_of_known_kinks() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("call", [None, 0, 3, 8])
+@pytest.mark.parametrize("call", [None, 8])
 def test_nothing_is_left_behind(dtype: torch.dtype, call: int | None) -> None:
     """Parameters, gradients, buffers and random state to the bit; also after a failure."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)

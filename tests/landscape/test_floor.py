@@ -28,10 +28,10 @@ def test_gradients_are_counted_and_nothing_is_left_behind() -> None:
     assert len(found.radii) == 4
 
 
-@pytest.mark.parametrize("call", [0, 1, 7, CHOOSING_GRADIENTS - 1])
+@pytest.mark.parametrize("call", [1, CHOOSING_GRADIENTS - 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_closure_that_fails_leaves_nothing_behind(call: int, dtype: torch.dtype) -> None:
-    """At the center, at the rounding probe, half-way, and at the last."""
+    """At the rounding probe, and at the last."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
     before, calls = _everything(model), iter(range(100))
 

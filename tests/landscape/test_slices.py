@@ -100,7 +100,7 @@ def test_filters_of_a_direction_are_as_large_as_the_models() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("call", [None, 0, 3, 9, 15])
+@pytest.mark.parametrize("call", [None, 3, 15])
 def test_nothing_is_left_behind(dtype: torch.dtype, call: int | None) -> None:
     """Parameters, gradients, buffers and random state to the bit; also after a failure anywhere."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
