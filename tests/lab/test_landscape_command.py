@@ -261,6 +261,21 @@ def test_bad_input_is_one_sentence(
     assert (out / "landscape.jsonl").read_bytes() == before
 
 
+def test_other_weights_are_checked_first(source: str, seen: tuple[Path, str], tmp_path: Path):
+    """Those of another model, and the network's own, are refused before anything is measured."""
+    out, _ = seen
+    own = out / "adamw" / "seed-0" / "checkpoint.pt"
+    torch.save({"0.weight": torch.zeros(1)}, tmp_path / "other.pt")
+    for path, message in (
+        (own, "has the very weights of the network"),
+        (tmp_path / "other.pt", "has no '0.weight' of the model's shape"),
+        (tmp_path / "none.pt", "there is no checkpoint"),
+    ):
+        result = landscape(source, "--out", out, "--preset", "quick", "--between", path)
+        assert result.exit_code == 2
+        assert message in result.output
+
+
 def test_a_file_that_is_no_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     """It says how to go on."""
     torch.save({}, tmp_path / "mine.pt")

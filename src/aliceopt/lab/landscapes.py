@@ -186,6 +186,8 @@ class _Measured:
             self.model.double()
             if isinstance(network.problem.loss, nn.Module):
                 network.problem.loss.double()
+        if asked.between is not None:
+            _check_between(self.model, asked.between)
         self.batch_size = asked.batch_size or network.train.batch_size
         own = blocks_of(self.model)
         self.blocks: Blocks = own if asked.blocks is None and own else asked.blocks
@@ -288,6 +290,16 @@ class _Measured:
             yield cut(move, reach / _size(move) if name == "optimizer" else 1.0)
         if self.asked.preset.plane:
             yield cut(["gradient", "random"], points=self.asked.preset.plane)
+
+
+def _check_between(model: nn.Module, others: Mapping[str, Tensor]) -> None:
+    """Refuse weights that a slice cannot go to, before anything is measured."""
+    named = dict(model.named_parameters())
+    for name, param in named.items():
+        if name not in others or others[name].shape != param.shape:
+            raise PlanError(f"--between: the checkpoint has no {name!r} of the model's shape")
+    if all(torch.equal(others[name].to(param), param) for name, param in named.items()):
+        raise PlanError("--between: the checkpoint has the very weights of the network")
 
 
 def _size(move: Mapping[str, Tensor]) -> float:

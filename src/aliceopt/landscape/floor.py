@@ -51,6 +51,7 @@ ABOVE_ROUNDING = 30
 """A variation is read where it is so many times what rounding was measured to make."""
 
 _ERROR = 0.08
+_MOST = 5 / 6  # of the blocks that can be read anywhere
 _TOP = 0.25  # the largest radius, over the root mean square of all parameters
 _SCATTER = 0.3  # of the sides about their mean; above, a few kinks are all there is
 _DRAWS = 2
@@ -91,8 +92,8 @@ def choose_radii(
     A block can be read where its variation is 30 times that of rounding, and where ``samples``
     of it will have a mean that is known to 8%: by how much the two sides of a direction
     differ. At larger radii the same must hold, since a radius that crosses no kink at all has two
-    equal sides. Of `CANDIDATES` the smallest is taken at which the most blocks can. Takes 26
-    gradients; nothing is left behind.
+    equal sides. Of `CANDIDATES` the smallest is taken at which five sixths of the blocks can be
+    read that can at any. Takes 26 gradients; nothing is left behind.
 
     Args:
         model: as for `power_law`.
@@ -142,7 +143,7 @@ def choose_radii(
     for small, large in reversed(list(pairwise(told))):
         small.update({block: small[block] and large[block] for block in small})
     counts = [sum(readable.values()) for readable in told]
-    best = counts.index(max(counts))
+    best = next(i for i, count in enumerate(counts) if count >= _MOST * max(counts))
     return Radii(
         radii=tuple(
             rungs_of(radii[best], count, factor or _factor(typical / radii[best], count, unique))
