@@ -91,7 +91,10 @@ def experiment_plan(
     if seeds is not None:
         settings["seeds"] = seeds
     if precision is not None:
-        settings["train"]["precision"] = checked_precision(precision)
+        try:
+            settings["train"]["precision"] = checked_precision(precision)
+        except ValueError as error:
+            raise PlanError(str(error)) from error
     chosen = _methods(settings["methods"], methods)
     if not chosen:
         raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")
