@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -284,16 +285,19 @@ class _Judge:
     def _sensitivity(
         self, model: nn.Module, gradients: int, center: Mapping[str, Tensor] | None = None
     ) -> Sensitivity:
+        """In float32 at a radius of its own, which bf16 may not resolve; else as it is used."""
         row, trial = self.row, center is not None
-        return sensitivity(
-            model,
-            lambda batch: self.network.loss(batch, model).backward(),
-            islice(self.network.batches(self.seed + trial), max(1, gradients // row.gradients)),
-            1.0 if self.radius is None else self.radius,  # not used without probes
-            terms=CRITERIA[row.criterion][0],
-            seed=self.seed,
-            center=center,
-        )
+        given = nullcontext(self.network) if row.radius is None else self.network.precisely()
+        with given as network:
+            return sensitivity(
+                model,
+                lambda batch: network.loss(batch, model).backward(),
+                islice(network.batches(self.seed + trial), max(1, gradients // row.gradients)),
+                1.0 if self.radius is None else self.radius,  # not used without probes
+                terms=CRITERIA[row.criterion][0],
+                seed=self.seed,
+                center=center,
+            )
 
     def scores(self, model: nn.Module, found: Measured, sparsity: float) -> dict[str, Tensor]:
         """How much every weight of the model is worth."""

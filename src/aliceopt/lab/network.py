@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,15 @@ class Network:
         while True:
             yield from (self.train.batch(seed, epoch, i) for i in range(len(self.train)))
             epoch += 1
+
+    @contextmanager
+    def precisely(self) -> Iterator[Network]:
+        """Within, the same network in float32: for moves shorter than what bf16 or TF32 resolve."""
+        set_products("float32")
+        try:
+            yield replace(self, precision="float32")
+        finally:
+            set_products(self.precision)
 
     def evaluated(self, model: nn.Module) -> dict[str, float]:
         """Loss and metric on the validation data."""
