@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +19,16 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.figures import style
-from aliceopt.lab.landscapes import PRESETS, Asked, Preset, batches_of, gradients_of, last_step
-from aliceopt.lab.network import network_of, problem_run
+from aliceopt.lab.landscapes import (
+    PRESETS,
+    Asked,
+    Preset,
+    batches_of,
+    gradients_of,
+    last_step,
+    see,
+)
+from aliceopt.lab.network import Network, network_of, problem_run
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
 from aliceopt.lab.tensor_file import write_tensors
@@ -217,6 +227,57 @@ def test_the_optimizers_step_leaves_the_network_alone(source: str, tmp_path: Pat
     assert all(torch.equal(value, before[n]) for n, value in network.model.state_dict().items())
     largest = max(move.abs().max().item() for move in moves.values())
     assert 0.1 < largest / run.options["lr"] < 10
+
+
+IMAGES = """
+import torch
+from torch import nn
+
+seen = []
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        last = [t.is_contiguous(memory_format=torch.channels_last) for t in (x, self[0].weight)]
+        seen.append((self.training, tuple(last)))
+        return super().forward(x)
+
+def problem():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(32, 3, 5, 5, generator=random)
+    y = (x.mean((1, 2, 3)) > 0).long()
+    model = Net(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+    return {"model": model, "loss": nn.functional.cross_entropy, "train": (x, y),
+            "validation": (x, y), "metric": "accuracy", "batch_size": 8}
+"""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_bf16_network_is_laid_out_as_it_is_measured(tmp_path: Path, precision: str) -> None:
+    """Channels last is for tensor cores, and float32 convolutions are slow on it."""
+    (tmp_path / f"images_{precision}.py").write_text(IMAGES)
+    run = problem_run(f"{tmp_path}/images_{precision}.py:problem", 0, precision="bf16", epochs=1)
+    network = network_of(run, tmp_path, torch.device("cpu"))
+    told = sys.modules[f"aliceopt_problem_images_{precision}"].seen
+    told.clear()
+    asked = Asked(Preset(2, 1, 1, 3, 0), precision=precision, parts=("training",), radius=0.01)
+    next(see({"as trained": network}, asked))
+    assert {last for training, last in told if not training} == {(True, True)}
+    measured = {last for training, last in told[-9:] if training}
+    assert measured == {(precision == "bf16",) * 2}
+
+
+def test_a_loss_that_is_no_number_does_not_lose_the_records(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A twin may stand where its loss overflows; all that was measured is written."""
+    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
+    told = {"loss": math.inf, "accuracy": math.nan, "metric": math.nan}
+    monkeypatch.setattr(Network, "evaluated", lambda self, model: told)
+    asked = ["--preset", "quick", "--batches", "training", "--batch-size", 32]
+    result = landscape(source, "--out", tmp_path, *asked)
+    assert result.exit_code == 0, result.output
+    (record,) = map(json.loads, (tmp_path / "landscape.jsonl").read_text().splitlines())
+    assert record["validation_loss"] is record["metric"] is None
 
 
 def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
