@@ -147,7 +147,7 @@ def twin(
     ours = {id(module) for module in replaced.values()}
     for module in copied.modules():  # each, since a checkpointed part is computed again by itself
         if id(module) not in ours:  # no hooks: an interrupt would skip the one behind
-            module.forward = partial(catch.within, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(catch.within, module.forward)
     return Twin(copied, activation, tuple(replaced), _kinked(copied), catch)
 
 
