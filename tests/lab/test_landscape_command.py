@@ -17,6 +17,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
+from aliceopt.cli.landscape import _name
 from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.figures import style
 from aliceopt.lab.landscapes import (
@@ -28,7 +29,8 @@ from aliceopt.lab.landscapes import (
     last_step,
     see,
 )
-from aliceopt.lab.network import Network, network_of, problem_run
+from aliceopt.lab.network import Network, check_same, checkpoint_run, network_of, problem_run
+from aliceopt.lab.plan import PlanError
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
 from aliceopt.lab.tensor_file import write_tensors
@@ -204,6 +206,27 @@ def test_a_checkpoint_is_enough_and_blocks_can_be_chosen(
     assert trained.read_bytes() == before
     first = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
     assert records[0]["metric"] == first["metric"]
+
+
+def test_a_folders_own_checkpoint_is_its_network_and_another_is_not(
+    seen: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Given as the one to read, in the folder that it is in; other weights are refused."""
+    out, _ = seen
+    trained = out / "adamw" / "seed-0" / "checkpoint.pt"
+    run, before = checkpoint_run(trained), (trained.parent / "network.json").read_text()
+    assert check_same(run, out, trained) == before
+    other = torch.load(trained, weights_only=True)
+    other["model"]["1.bias"] += 1
+    torch.save(other, tmp_path / "other.pt")
+    with pytest.raises(PlanError, match="holds another network: choose another --out"):
+        check_same(run, out, tmp_path / "other.pt")
+
+
+def test_checkpoints_of_different_runs_have_different_folders() -> None:
+    """Methods and seeds have the same names everywhere."""
+    names = {_name(f"runs/{run}/adamw/seed-0/checkpoint.pt") for run in ("a", "b")}
+    assert names == {"a-adamw-seed-0", "b-adamw-seed-0"}
 
 
 def test_batches_of_another_size_have_different_examples() -> None:

@@ -246,6 +246,7 @@ class _Measured:
             probes=self.asked.preset.directions,
             directions=self.asked.preset.directions,
             moves=self.moves,
+            spacing=_SPACINGS.get(self.asked.precision),
             seed=self.asked.seed,
         )
 

@@ -224,8 +224,11 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     """A folder's network and its records are used again only for the run that made them.
 
     Returns what the run is known by. Where the data lies makes no difference, nor how many threads
-    there are.
+    there are, nor whether the folder's own checkpoint is given as the one to read.
     """
+    place = run_folder(folder, run.method, run.seed)
+    if checkpoint is not None and checkpoint.resolve() == (place / "checkpoint.pt").resolve():
+        checkpoint = None
     source = str(run.problem.get("function", "")).rpartition(":")[0]
     made_by = run.as_dict()
     made_by["training"].pop("threads")
@@ -234,7 +237,6 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
         content = file.read_bytes() if file is not None and file.is_file() else b""
         made_by[name] = hashlib.sha256(content).hexdigest()
     text = json.dumps(made_by, sort_keys=True, indent=1)
-    place = run_folder(folder, run.method, run.seed)
     path = place / "network.json"
     begun = any((place / name).exists() for name in ("checkpoint.pt", JOURNAL))
     if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):

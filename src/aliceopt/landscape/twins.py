@@ -4,8 +4,9 @@ Glass comes from kinks. A copy of a network whose ReLUs are GELUs has the same w
 same batches, but has no kinks: what differs between the two comes from them.
 
 Modules are replaced in the copy. Calls of ``torch.nn.functional.relu`` and its like are caught
-while the copy computes, so models that have them in their ``forward`` need no change. What neither
-way finds, such as the ReLUs inside a fused ``nn.RNN``, is named.
+while the copy computes, so models that have them in their ``forward`` need no change. Modules with
+kinks that neither way finds, such as the ReLUs inside a fused ``nn.RNN``, are named; kinks of other
+functions (``F.max_pool2d``, ``clamp``) stay, unnamed.
 """
 
 from __future__ import annotations
