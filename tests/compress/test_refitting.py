@@ -63,6 +63,8 @@ def test_outputs_come_nearer_to_those_of_before_and_masks_stay():
 
         removed = off()
         assert refit(net, lambda batch: net(batch[0]), batches) == ("0.weight", "4.weight")
+        last = net[-1]
+        assert torch.equal(last.weight, last.weight_orig * last.weight_mask)  # before a call, too
         assert off() < 0.7 * removed
     after = [weight.mask for weight in weights_of(net).values()]
     assert all(map(torch.equal, masks, after))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
-from aliceopt.compress import input_norms, prune, scores, sparsegpt, weights_of
+from aliceopt.compress import input_norms, prune, refit, scores, sparsegpt, weights_of
 from aliceopt.compress.sparsegpt import BLOCK, reconstruct
 from compress_cases import everything_of, small_net, some_batches
 
@@ -191,3 +192,46 @@ def test_a_failure_on_the_way_brings_weights_and_masks_back():
         sparsegpt(net, forward, batches, 0.5)
     assert all(map(torch.equal, everything_of(net), before))
     assert torch.equal(net[0].weight, net[0].weight_orig * net[0].weight_mask)
+
+
+@pytest.mark.parametrize("asked", ["sparsegpt", "refit", "norms"])
+def test_batch_norms_and_random_state_do_not_notice_in_training_mode(asked: str):
+    """Dropout draws, and running statistics would move with every pass."""
+    net, batches = small_net().train(), some_batches(2)
+    if asked == "refit":
+        prune(net, {n: w.values().abs() for n, w in weights_of(net).items()}, 0.5)
+    statistics = [net[1].running_mean.clone(), net[1].num_batches_tracked.clone()]
+    before = torch.get_rng_state()
+    run = {"sparsegpt": sparsegpt, "refit": refit, "norms": input_norms}[asked]
+    run(net, lambda batch: net(batch[0]), batches)
+    assert torch.equal(net[1].running_mean, statistics[0])
+    assert torch.equal(net[1].num_batches_tracked, statistics[1])
+    assert asked == "norms" or torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_pass_ends_at_the_layer_it_is_made_for_however_often_that_is_called():
+    """Three layers, the second called twice: H has both calls, and nothing behind is computed."""
+    first, twice, last = linear(6, 5), linear(5, 5), linear(5, 2)
+    inputs, calls = mixed_inputs(50, 6), []
+    last.register_forward_hook(lambda *_: calls.append("last"))
+    model = nn.ModuleList([first, twice, last])
+
+    def forward(batch: Tensor) -> Tensor:
+        return last(twice(twice(first(batch))))
+
+    whole, alone = copy.deepcopy(twice), copy.deepcopy(twice)
+    sparsegpt(model, forward, [inputs], 0.4)
+    assert calls == ["last"]  # when the order was found; its own pass ends before it computes
+    seen = first(inputs).detach()
+    sparsegpt(alone, alone, [torch.cat([seen, whole(seen).detach()])], 0.4)
+    torch.testing.assert_close(twice.weight, alone.weight)
+
+
+def test_the_scale_of_inputs_does_not_matter_where_some_are_never_met():
+    """Inputs a thousand times smaller: the same masks and weights."""
+    inputs = mixed_inputs(50, 8)
+    inputs[:, ::3] = 0
+    large, small = linear(8, 4), linear(8, 4)
+    sparsegpt(large, large, [inputs], 0.5)
+    sparsegpt(small, small, [inputs / 1024], 0.5)
+    torch.testing.assert_close(small.weight, large.weight)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.compress import (
+    Rounding,
     bits,
     input_norms,
     prune,
@@ -88,3 +89,18 @@ def test_a_masked_model_is_not_rounded_and_stays():
     with pytest.raises(ValueError, match=r"'0\.weight' has a mask: make it final"):
         quantize(net, found)
     assert all(map(torch.equal, everything_of(net), before))
+
+
+def test_bf16_weights_go_to_the_nearest_number_of_the_scale_that_they_are_held_with():
+    """The scale is rounded to bf16, too; a row of zeros stays one."""
+    layer = nn.Linear(64, 8, bias=False, dtype=torch.bfloat16)
+    layer.weight.data = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    layer.weight.data[3] = 0
+    before = layer.weight.detach().float()
+    scales = before.abs().amax(1).clamp(min=1e-30) / 127
+    quantize(layer, Rounding({"weight": 8}, {"weight": scales}, 8.0))
+    held = layer.weight
+    step = held.scale.float().view(8, 1)
+    off = (held.qdata * step - before).abs()
+    assert (off <= 0.5001 * step).all()
+    assert (held.qdata[3] == 0).all()

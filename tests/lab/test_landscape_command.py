@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +17,20 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
+from aliceopt.cli.landscape import _name
 from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.figures import style
-from aliceopt.lab.landscapes import PRESETS, Asked, Preset, batches_of, gradients_of, last_step
-from aliceopt.lab.network import network_of, problem_run
+from aliceopt.lab.landscapes import (
+    PRESETS,
+    Asked,
+    Preset,
+    batches_of,
+    gradients_of,
+    last_step,
+    see,
+)
+from aliceopt.lab.network import Network, check_same, checkpoint_run, network_of, problem_run
+from aliceopt.lab.plan import PlanError
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
 from aliceopt.lab.tensor_file import write_tensors
@@ -196,6 +208,27 @@ def test_a_checkpoint_is_enough_and_blocks_can_be_chosen(
     assert records[0]["metric"] == first["metric"]
 
 
+def test_a_folders_own_checkpoint_is_its_network_and_another_is_not(
+    seen: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Given as the one to read, in the folder that it is in; other weights are refused."""
+    out, _ = seen
+    trained = out / "adamw" / "seed-0" / "checkpoint.pt"
+    run, before = checkpoint_run(trained), (trained.parent / "network.json").read_text()
+    assert check_same(run, out, trained) == before
+    other = torch.load(trained, weights_only=True)
+    other["model"]["1.bias"] += 1
+    torch.save(other, tmp_path / "other.pt")
+    with pytest.raises(PlanError, match="holds another network: choose another --out"):
+        check_same(run, out, tmp_path / "other.pt")
+
+
+def test_checkpoints_of_different_runs_have_different_folders() -> None:
+    """Methods and seeds have the same names everywhere."""
+    names = {_name(f"runs/{run}/adamw/seed-0/checkpoint.pt") for run in ("a", "b")}
+    assert names == {"a-adamw-seed-0", "b-adamw-seed-0"}
+
+
 def test_batches_of_another_size_have_different_examples() -> None:
     """Put together in order, each example once, as many as there are."""
     split = Arrays(torch.arange(100.0)[:, None], torch.arange(100), 8)  # 12 full batches
@@ -217,6 +250,57 @@ def test_the_optimizers_step_leaves_the_network_alone(source: str, tmp_path: Pat
     assert all(torch.equal(value, before[n]) for n, value in network.model.state_dict().items())
     largest = max(move.abs().max().item() for move in moves.values())
     assert 0.1 < largest / run.options["lr"] < 10
+
+
+IMAGES = """
+import torch
+from torch import nn
+
+seen = []
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        last = [t.is_contiguous(memory_format=torch.channels_last) for t in (x, self[0].weight)]
+        seen.append((self.training, tuple(last)))
+        return super().forward(x)
+
+def problem():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(32, 3, 5, 5, generator=random)
+    y = (x.mean((1, 2, 3)) > 0).long()
+    model = Net(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+    return {"model": model, "loss": nn.functional.cross_entropy, "train": (x, y),
+            "validation": (x, y), "metric": "accuracy", "batch_size": 8}
+"""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_bf16_network_is_laid_out_as_it_is_measured(tmp_path: Path, precision: str) -> None:
+    """Channels last is for tensor cores, and float32 convolutions are slow on it."""
+    (tmp_path / f"images_{precision}.py").write_text(IMAGES)
+    run = problem_run(f"{tmp_path}/images_{precision}.py:problem", 0, precision="bf16", epochs=1)
+    network = network_of(run, tmp_path, torch.device("cpu"))
+    told = sys.modules[f"aliceopt_problem_images_{precision}"].seen
+    told.clear()
+    asked = Asked(Preset(2, 1, 1, 3, 0), precision=precision, parts=("training",), radius=0.01)
+    next(see({"as trained": network}, asked))
+    assert {last for training, last in told if not training} == {(True, True)}
+    measured = {last for training, last in told[-9:] if training}
+    assert measured == {(precision == "bf16",) * 2}
+
+
+def test_a_loss_that_is_no_number_does_not_lose_the_records(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A twin may stand where its loss overflows; all that was measured is written."""
+    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
+    told = {"loss": math.inf, "accuracy": math.nan, "metric": math.nan}
+    monkeypatch.setattr(Network, "evaluated", lambda self, model: told)
+    asked = ["--preset", "quick", "--batches", "training", "--batch-size", 32]
+    result = landscape(source, "--out", tmp_path, *asked)
+    assert result.exit_code == 0, result.output
+    (record,) = map(json.loads, (tmp_path / "landscape.jsonl").read_text().splitlines())
+    assert record["validation_loss"] is record["metric"] is None
 
 
 def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:

@@ -155,6 +155,16 @@ def test_rises_below_the_spacing_of_the_loss_decide_nothing() -> None:
     assert plain["kinds"]["random"]["joint"]["violations"] is None
 
 
+def test_coarse_arithmetic_makes_more_of_a_rise_rounding() -> None:
+    """As for bf16 autocast, whose losses are float32 and no better than what they come from."""
+    model, closure = quadratic(n=10)
+    told = [
+        bound_check(model, closure, 0.01, spacing=spacing).kinds["random"]["joint"].rounded
+        for spacing in (None, 1e3)
+    ]
+    assert told == [0, 8]
+
+
 def test_bad_input_is_named() -> None:
     """Every refusal says what was wrong and with what value."""
     model, closure = network()

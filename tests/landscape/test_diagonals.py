@@ -69,6 +69,23 @@ def test_the_exact_hessian_is_that_of_a_quadratic() -> None:
         assert exact[block]["free"] == pytest.approx(hessian[rows].square().sum().item())
 
 
+def test_what_has_no_curvature_is_zero_in_the_exact_hessian() -> None:
+    """A parameter that the loss does not use, and one in which it is linear."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.slope = (nn.Parameter(torch.ones(2)) for _ in range(3))
+
+    model = Odd()
+    exact = exact_diagonals(model, lambda: model.used.square().sum() / 2 + model.slope.sum())
+    assert exact == {
+        "used": {"signed": 2.0, "free": 2.0},
+        "unused": {"signed": 0.0, "free": 0.0},
+        "slope": {"signed": 0.0, "free": 0.0},
+    }
+
+
 def _matrix(closure: Callable[[], Tensor]) -> Tensor:
     (cell,) = (c for c in closure.__closure__ or () if isinstance(c.cell_contents, Tensor))
     matrix: Tensor = cell.cell_contents

@@ -74,6 +74,27 @@ def test_the_model_itself_is_left_alone() -> None:
     assert shapes.keys() == found.model.state_dict().keys()
 
 
+def test_an_interrupt_while_a_twin_computes_leaves_torch_as_it_was() -> None:
+    """Ctrl-C is no Exception, and comes anywhere; the twin goes on afterwards."""
+
+    class Interrupted(nn.Module):
+        stop = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.stop:
+                raise KeyboardInterrupt
+            return F.relu(x)
+
+    found = twin(nn.Sequential(nn.Linear(2, 2), Interrupted()))
+    with pytest.raises(KeyboardInterrupt):
+        found.model(torch.randn(3, 2))
+    assert F.relu(torch.tensor(-1.0)) == 0
+    Interrupted.stop = False
+    for model in (found.model, copy.deepcopy(found.model)):
+        x = torch.randn(3, 2)
+        assert torch.equal(model(x), F.gelu(model[0](x)))
+
+
 def test_weights_are_copied_or_shared() -> None:
     """A copy does not follow the model; one that shares is the model's."""
     model = Functional()

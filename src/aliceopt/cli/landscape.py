@@ -146,7 +146,7 @@ def _name(source: str | None) -> str:
     if source is None:
         return "digits"
     if source.endswith(".pt"):
-        return "-".join(Path(source).resolve().parts[-3:-1])
+        return "-".join(Path(source).resolve().parts[-4:-1])
     return (source.rpartition(":")[0].rpartition("/")[2] or source).removesuffix(".py")
 
 

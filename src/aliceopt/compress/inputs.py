@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..probe import BufferGuard
 from .weights import Weight, weights_of
 
 __all__ = ["columns_of", "input_norms", "listening"]
@@ -20,6 +21,7 @@ def input_norms(
     """The norm of every input feature of every layer over some batches, shaped as its weight.
 
     For linear layers the feature, for convolutions the pixel of the input that a weight meets.
+    Buffers are as before afterwards.
     """
     weights = weights_of(model)
     sums: dict[str, Tensor] = {}
@@ -28,7 +30,7 @@ def input_norms(
         square = inputs.double().square().sum(0)
         sums[name] = sums[name] + square if name in sums else square
 
-    with listening(weights, hear), torch.no_grad():
+    with listening(model, weights, hear), torch.no_grad():
         for batch in batches:
             forward(batch)
     check_called(weights, sums)
@@ -48,10 +50,13 @@ def check_called(weights: Iterable[str], heard: Iterable[str]) -> None:
 
 
 @contextmanager
-def listening(weights: Mapping[str, Weight], hear: Callable[[str, Tensor], None]) -> Iterator[None]:
+def listening(
+    model: nn.Module, weights: Mapping[str, Weight], hear: Callable[[str, Tensor], None]
+) -> Iterator[None]:
     """Within, ``hear`` is told the name and the inputs, ``[n, features]``, of layers called.
 
-    Outside of any autocast, so that what it adds up is as precise as it is written.
+    Outside of any autocast, so that what it adds up is as precise as it is written. Afterwards
+    the model's buffers are as before, in training mode too.
     """
 
     def hook(name: str) -> Callable[..., None]:
@@ -62,12 +67,14 @@ def listening(weights: Mapping[str, Weight], hear: Callable[[str, Tensor], None]
 
         return call
 
+    buffers = BufferGuard(model)
     handles = [w.layer.register_forward_pre_hook(hook(name)) for name, w in weights.items()]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        buffers.restore()
 
 
 def columns_of(layer: nn.Module, inputs: Tensor) -> Tensor:

@@ -6,12 +6,16 @@ inputs is ``(w - w') H (w - w')`` with ``H = sum x x'``, the same for all rows.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from ..probe import RandomState
 from ..sharding import is_dtensor
 from .inputs import check_called, listening
 from .pruning import undone_if_it_fails
@@ -21,6 +25,7 @@ __all__ = ["check_damping", "damped", "layer_by_layer"]
 
 
 def layer_by_layer(
+    model: nn.Module,
     weights: Mapping[str, Weight],
     forward: Callable[[Any], Any],
     batches: Sequence[Any],
@@ -29,47 +34,72 @@ def layer_by_layer(
     """Give every layer and its H to ``change``, in the order in which they are called.
 
     Each sees the inputs that those before it give by then: as many passes over the batches as
-    there are layers, and one. If it fails, weights and masks are as before.
+    there are layers, each as far as that layer, and one over the first. Buffers and random state
+    are as before afterwards, and if it fails, weights and masks too.
     """
     for name, weight in weights.items():
         if is_dtensor(weight.parameter):
             raise ValueError(f"{name!r} is sharded: prune the whole model in one process")
-    order = _call_order(weights, forward, batches)
     home = {name: weight.parameter.clone() for name, weight in weights.items()}
+    random = RandomState({weight.parameter.device for weight in weights.values()})
     with undone_if_it_fails(weights):
         try:
-            for name in order:
-                change(weights[name], _gram(weights[name], forward, batches))
+            order = _call_order(model, weights, forward, batches)
+            for name, calls in order.items():
+                change(weights[name], _gram(model, weights[name], forward, batches, calls))
         except BaseException:
             for name, weight in weights.items():
                 weight.parameter.copy_(home[name])
             raise
-    return order
-
-
-def _call_order(
-    weights: Mapping[str, Weight], forward: Callable[[Any], Any], batches: Sequence[Any]
-) -> tuple[str, ...]:
-    if not batches:
-        raise ValueError("there are no batches: nothing was changed")
-    order: dict[str, None] = {}
-    with listening(weights, lambda name, inputs: order.setdefault(name)):
-        forward(batches[0])
-    check_called(weights, order)
+        finally:
+            random.restore()
     return tuple(order)
 
 
-def _gram(weight: Weight, forward: Callable[[Any], Any], batches: Sequence[Any]) -> Tensor:
-    """H of one layer, with inputs as they are now."""
+def _call_order(
+    model: nn.Module,
+    weights: Mapping[str, Weight],
+    forward: Callable[[Any], Any],
+    batches: Sequence[Any],
+) -> Counter[str]:
+    """How often layers are called, in the order of their first calls."""
+    if not batches:
+        raise ValueError("there are no batches: nothing was changed")
+    order: Counter[str] = Counter()
+    with listening(model, weights, lambda name, inputs: order.update([name])):
+        forward(batches[0])
+    check_called(weights, order)
+    return order
+
+
+class _HeardAll(Exception):
+    """Ends a pass at the layer that it is made for."""
+
+
+def _gram(
+    model: nn.Module,
+    weight: Weight,
+    forward: Callable[[Any], Any],
+    batches: Sequence[Any],
+    calls: int,
+) -> Tensor:
+    """H of one layer, with inputs as they are now; ``calls`` a pass, what comes behind is left."""
     grams: list[Tensor] = []
+    heard = 0
 
     def hear(name: str, inputs: Tensor) -> None:
+        nonlocal heard
         gram = (inputs.T @ inputs).double()
         grams[:] = [gram + grams[0]] if grams else [gram]
+        heard += 1
+        if heard == calls:
+            raise _HeardAll
 
-    with listening({weight.name: weight}, hear):
+    with listening(model, {weight.name: weight}, hear):
         for batch in batches:
-            forward(batch)
+            heard = 0
+            with contextlib.suppress(_HeardAll):
+                forward(batch)
     if not grams[0].isfinite().all():
         raise ValueError(f"the inputs of {weight.name!r} are not finite")
     return grams[0]
@@ -82,7 +112,12 @@ def check_damping(damping: float) -> None:
 
 
 def damped(gram: Tensor, damping: float) -> Tensor:
-    """H with a share of its mean diagonal added to it, and ones for features never met."""
-    h = gram.double() + (gram.diagonal() == 0).double().diag()
-    h.diagonal().add_(damping * h.diagonal().mean())
+    """H with a share of its mean diagonal added to it; features never met get all of the mean.
+
+    Times any number if H is, so that the scale of the inputs does not matter.
+    """
+    h, unmet = gram.double().clone(), gram.diagonal() == 0
+    mean = h.diagonal().mean()
+    mean = torch.where(mean > 0, mean, 1.0)  # 0 if nothing at all is met
+    h.diagonal().add_(mean * (damping + unmet.double()))
     return h

@@ -51,11 +51,12 @@ def _made(weight: Weight, rounding: Rounding, kind: Any) -> Tensor:
     values = weight.values()
     if not isinstance(weight.layer, nn.Linear) or bits > 8 or values.dtype == torch.float64:
         return rounded(values.float(), bits, scale.to(values.device)).to(values.dtype)
-    step = scale.to(values.device)[:, None]
+    step = scale.to(values.device, values.dtype)[:, None]  # as it is multiplied with
+    step = step.clamp(min=torch.finfo(values.dtype).tiny)
     most = 2 ** (bits - 1) - 1
     made: Tensor = kind(
-        qdata=(values.float() / step).round().clamp(-most, most).to(torch.int8),
-        scale=step.to(values.dtype),
+        qdata=(values.float() / step.float()).round().clamp(-most, most).to(torch.int8),
+        scale=step,
         zero_point=torch.zeros_like(step, dtype=torch.int8),
         target_dtype=getattr(torch, f"int{bits}"),
         block_size=(1, values.shape[1]),

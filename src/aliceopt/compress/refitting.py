@@ -32,8 +32,8 @@ def refit(
 
     For a model that `prune` has just masked: what is removed still stands under its mask, and is
     made up for. Forward passes only; layers in the order in which they are called, each with the
-    inputs that those before it give by then. If it fails, weights are as before. Returns the names
-    of the layers.
+    inputs that those before it give by then. Buffers and random state stay, and if it fails,
+    weights too. Returns the names of the layers.
     """
     check_damping(damping)
     weights = {name: w for name, w in weights_of(model).items() if w.mask is not None}
@@ -45,8 +45,9 @@ def refit(
         rows, kept = weight.parameter.flatten(1), (weight.mask != 0).flatten(1)
         new = refitted(rows, gram, kept, damping)
         weight.parameter.copy_(new.view_as(weight.parameter))
+        weight.layer.weight = weight.values()  # which the mask's hook renews at the next call only
 
-    return layer_by_layer(weights, forward, list(batches), change)
+    return layer_by_layer(model, weights, forward, list(batches), change)
 
 
 def refitted(weight: Tensor, gram: Tensor, kept: Tensor, damping: float = 0.01) -> Tensor:

@@ -44,9 +44,9 @@ def sparsegpt(
     """Remove a share of every layer's weights and update the others, in place, with masks on.
 
     Layers are taken in the order in which they are called, each with the inputs that those
-    pruned before it give: as many passes over the batches as there are layers, and one. If it
-    fails, weights and masks are as before. Linear layers, and 2-D convolutions without groups by
-    the patches they see.
+    pruned before it give: as many passes over the batches as there are layers, each as far as
+    that layer. Buffers and random state stay; if it fails, weights and masks too. Linear layers,
+    and 2-D convolutions without groups by the patches they see.
 
     Args:
         model: its linear and convolution layers, see `weights_of`.
@@ -70,7 +70,7 @@ def sparsegpt(
             weight.parameter.copy_(new.view_as(weight.parameter))
             apply_masks({weight.name: weight}, {weight.name: mask.view_as(weight.parameter)})
 
-    layer_by_layer(weights, forward, list(batches), change)
+    layer_by_layer(model, weights, forward, list(batches), change)
     return apply_masks(weights_of(model, names), {}, tuple(dense))
 
 

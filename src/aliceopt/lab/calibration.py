@@ -8,6 +8,7 @@ Hessian's diagonal, and of the diagonal over a radius with the first-order term 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -98,20 +99,21 @@ def calibrate(network: Network, seed: int, sparsity: float, gradients: int = 300
 
 
 def _measured(network: Network, seed: int, gradients: int, radius: float) -> dict[str, Sensitivity]:
-    """Three sensitivities, each from as many gradients."""
+    """Three sensitivities, each from as many gradients; at a point in float32."""
     kinds = {
         "fisher": (("fisher",), 1, _POINT),
         "point": (("signed",), 2, _POINT),
         "radius": (("signed", "gradient", "glass"), 3, radius),
     }
-    return {
-        name: sensitivity(
-            network.model,
-            lambda batch: network.loss(batch).backward(),
-            islice(network.batches(seed), max(1, gradients // each)),
-            length,
-            terms=terms,
-            seed=seed,
-        )
-        for name, (terms, each, length) in kinds.items()
-    }
+    found = {}
+    for name, (terms, each, length) in kinds.items():
+        with network.precisely() if name == "point" else nullcontext(network) as there:
+            found[name] = sensitivity(
+                there.model,
+                lambda batch, there=there: there.loss(batch).backward(),  # type: ignore[misc]
+                islice(there.batches(seed), max(1, gradients // each)),
+                length,
+                terms=terms,
+                seed=seed,
+            )
+    return found

@@ -67,8 +67,8 @@ class _Keeper:
         self.best: dict[Path, float] = {}
         for result in there:
             path = self._path(result)
-            if path.exists():
-                self.best[path] = min(result.loss, self.best.get(path, float("inf")))
+            if path.exists() and result.loss < self.best.get(path, float("inf")):
+                self.best[path] = result.loss
 
     def _path(self, result: Result) -> Path:
         group = group_of(result)

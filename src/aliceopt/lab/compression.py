@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -61,6 +62,16 @@ class Row(NamedTuple):
     scope: str = "global"
     refit: bool = False
     """Whether what stays is fitted to the outputs of before."""
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Of a sensitivity, that the score needs."""
+        return CRITERIA[self.criterion][0] if self.gradients else ()
+
+    @property
+    def kind(self) -> tuple[str | int, float | None, bool]:
+        """The same for criteria whose measurements of the whole network are one and the same."""
+        return self.gradients or self.criterion, self.radius, self.temper is None
 
 
 ROWS: dict[str, Row] = {
@@ -174,6 +185,8 @@ class Ask:
             )
         if self.structure == "2:4" and (self.sparsities != (0.5,) or self.rounds != 1):
             raise PlanError("--structure 2:4 removes one half in one round: no other --sparsity")
+        if len(set(self.sparsities)) < len(self.sparsities):
+            raise PlanError("--sparsity must be different numbers, and one is there twice")
         if self.layers is not None and not 0 < self.layers < 1:
             raise PlanError(f"--layers must be a number in (0, 1), got {self.layers!r}")
         self.rows()
@@ -205,8 +218,10 @@ def compare(
         told = network.evaluated(network.model)
         yield Result("none", 0.0, seed, told["loss"], told["metric"])
     known: dict[Any, tuple[Measured, int, float]] = {}
-    for name, row in ask.rows().items():
-        judge = _Judge(network, row, ask.gradients // ask.rounds, seed, known)
+    for name, row in (rows := ask.rows()).items():
+        alike = [other for other in rows.values() if other.kind == row.kind]
+        terms = dict.fromkeys(term for other in alike for term in other.terms)
+        judge = _Judge(network, row, ask.gradients // ask.rounds, seed, known, tuple(terms))
         for sparsity in ask.sparsities:
             key = ask.key(name, sparsity)
             if key in done:
@@ -237,9 +252,10 @@ class _Judge:
         gradients: int,
         seed: int,
         known: dict[Any, tuple[Measured, int, float]],
+        shared: tuple[str, ...],
     ):
-        """``known`` are measurements of the whole network, which criteria may share."""
-        self.known = known
+        """``known`` are measurements of the whole network, with terms for all that share them."""
+        self.known, self.shared = known, shared
         self.network, self.row, self.seed, self.allowed = network, row, seed, gradients
         self.radius = row.radius
         if row.gradients > 1 and self.radius is None:
@@ -250,11 +266,10 @@ class _Judge:
 
     def first(self) -> Measured:
         """What the scores need of the whole network; the costs of a sparsity begin with it."""
-        row = self.row
-        kind = row.criterion, self.radius, row.temper is None
+        kind = self.row.kind
         if kind not in self.known:
             self.gradients, self.clock.seconds = 0, 0.0
-            found = self.measured(self.network.model)
+            found = self.measured(self.network.model, self.shared)
             self.known[kind] = found, self.gradients, self.clock.seconds
         found, self.gradients, self.clock.seconds = self.known[kind]
         return found
@@ -263,37 +278,44 @@ class _Judge:
         """Gradients, seconds, exponent and radius."""
         return self.gradients, self.clock.seconds, self.temper, self.radius
 
-    def measured(self, model: nn.Module) -> Measured:
+    def measured(self, model: nn.Module, terms: tuple[str, ...] | None = None) -> Measured:
         """What the scores need of a model."""
         self.clock.start()
-        found = self._measured(model)
+        found = self._measured(model, self.row.terms if terms is None else terms)
         if isinstance(found, Sensitivity):
             self.gradients += found.gradients
         self.clock.pause()
         return found
 
-    def _measured(self, model: nn.Module) -> Measured:
+    def _measured(self, model: nn.Module, terms: tuple[str, ...]) -> Measured:
         if self.row.criterion == "wanda":
             seen = islice(self.network.batches(self.seed), CALIBRATION_BATCHES)
             return input_norms(model, lambda batch: self.network.forward(batch, model), seen)
         if not self.row.gradients:
             return None
         share = 1 - TRIAL_SHARE if self.row.temper is None else 1.0
-        return self._sensitivity(model, int(share * self.allowed))
+        return self._sensitivity(model, int(share * self.allowed), terms)
 
     def _sensitivity(
-        self, model: nn.Module, gradients: int, center: Mapping[str, Tensor] | None = None
+        self,
+        model: nn.Module,
+        gradients: int,
+        terms: tuple[str, ...],
+        center: Mapping[str, Tensor] | None = None,
     ) -> Sensitivity:
+        """In float32 at a radius of its own, which bf16 may not resolve; else as it is used."""
         row, trial = self.row, center is not None
-        return sensitivity(
-            model,
-            lambda batch: self.network.loss(batch, model).backward(),
-            islice(self.network.batches(self.seed + trial), max(1, gradients // row.gradients)),
-            1.0 if self.radius is None else self.radius,  # not used without probes
-            terms=CRITERIA[row.criterion][0],
-            seed=self.seed,
-            center=center,
-        )
+        given = nullcontext(self.network) if row.radius is None else self.network.precisely()
+        with given as network:
+            return sensitivity(
+                model,
+                lambda batch: network.loss(batch, model).backward(),
+                islice(network.batches(self.seed + trial), max(1, gradients // row.gradients)),
+                1.0 if self.radius is None else self.radius,  # not used without probes
+                terms=terms,
+                seed=self.seed,
+                center=center,
+            )
 
     def scores(self, model: nn.Module, found: Measured, sparsity: float) -> dict[str, Tensor]:
         """How much every weight of the model is worth."""
@@ -309,14 +331,15 @@ class _Judge:
 
     def _trial(self, model: nn.Module, measured: Sensitivity, sparsity: float) -> float:
         """The exponent; the Fisher is a square, and gets half of it."""
+        row = self.row
 
         def measure(center: Mapping[str, Tensor]) -> Sensitivity:
-            there = self._sensitivity(model, int(TRIAL_SHARE * self.allowed), center)
+            there = self._sensitivity(model, int(TRIAL_SHARE * self.allowed), row.terms, center)
             self.gradients += there.gradients
             return there
 
-        slope = tempering_for(model, measured, sparsity, measure, criterion=self.row.criterion)
-        return min(1.0, max(0.05, slope)) / (2 if self.row.criterion == "fisher" else 1)
+        slope = tempering_for(model, measured, sparsity, measure, criterion=row.criterion)
+        return min(1.0, max(0.05, slope)) / (2 if row.criterion == "fisher" else 1)
 
     def update(self, model: nn.Module, sparsity: float, structure: str) -> Pruned | None:
         """Update what stays, in place: as SparseGPT does it with its masks, or behind others."""

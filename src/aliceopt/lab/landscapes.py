@@ -182,6 +182,9 @@ class _Measured:
         self.network = replace(network, precision=asked.precision)
         self.model = network.model.train(not asked.evaluating)
         self.double = asked.precision == "float64"
+        self.plain = asked.precision in ("float32", "float64")
+        if self.plain:  # what is fast on tensor cores is slow without them
+            self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         if self.double:
             self.model.double()
             if isinstance(network.problem.loss, nn.Module):
@@ -199,8 +202,10 @@ class _Measured:
             yield self._cast(inputs), self._cast(targets)
 
     def _cast(self, value: Any) -> Any:
-        floating = isinstance(value, Tensor) and value.is_floating_point()
-        return value.double() if self.double and floating else value
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        here = value.contiguous() if self.plain else value
+        return here.double() if self.double else here
 
     def closure(self, batch: Batch) -> Tensor:
         loss = self.network.loss(batch)
@@ -241,6 +246,7 @@ class _Measured:
             probes=self.asked.preset.directions,
             directions=self.asked.preset.directions,
             moves=self.moves,
+            spacing=_SPACINGS.get(self.asked.precision),
             seed=self.asked.seed,
         )
 

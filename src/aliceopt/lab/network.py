@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,15 @@ class Network:
         while True:
             yield from (self.train.batch(seed, epoch, i) for i in range(len(self.train)))
             epoch += 1
+
+    @contextmanager
+    def precisely(self) -> Iterator[Network]:
+        """Within, the same network in float32: for moves shorter than what bf16 or TF32 resolve."""
+        set_products("float32")
+        try:
+            yield replace(self, precision="float32")
+        finally:
+            set_products(self.precision)
 
     def evaluated(self, model: nn.Module) -> dict[str, float]:
         """Loss and metric on the validation data."""
@@ -214,8 +224,11 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     """A folder's network and its records are used again only for the run that made them.
 
     Returns what the run is known by. Where the data lies makes no difference, nor how many threads
-    there are.
+    there are, nor whether the folder's own checkpoint is given as the one to read.
     """
+    place = run_folder(folder, run.method, run.seed)
+    if checkpoint is not None and checkpoint.resolve() == (place / "checkpoint.pt").resolve():
+        checkpoint = None
     source = str(run.problem.get("function", "")).rpartition(":")[0]
     made_by = run.as_dict()
     made_by["training"].pop("threads")
@@ -224,7 +237,6 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
         content = file.read_bytes() if file is not None and file.is_file() else b""
         made_by[name] = hashlib.sha256(content).hexdigest()
     text = json.dumps(made_by, sort_keys=True, indent=1)
-    place = run_folder(folder, run.method, run.seed)
     path = place / "network.json"
     begun = any((place / name).exists() for name in ("checkpoint.pt", JOURNAL))
     if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):

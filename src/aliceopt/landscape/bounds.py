@@ -45,9 +45,9 @@ Moves = Mapping[str, Mapping[str, Tensor]]
 class Calibration:
     """All moves of one kind against one form of the bound.
 
-    ``violations`` is the share of moves whose rise exceeds the bound, ``ratio`` the mean rise over
-    the mean bound: 1 if the bound is right on average, below 1 if it is too large. Moves whose
-    rise is rounding are left out: ``moves`` counts the rest, ``rounded`` those.
+    ``violations`` is the share of moves whose rise exceeds the bound, without those whose rise is
+    rounding: ``moves`` counts the rest, ``rounded`` those. ``ratio`` is the mean rise of all over
+    the mean bound: 1 if the bound is right on average, below 1 if it is too large.
     """
 
     violations: float
@@ -88,6 +88,7 @@ def bound_check(
     probes: int = 4,
     directions: int = 4,
     moves: Moves | None = None,
+    spacing: float | None = None,
     seed: int = 0,
 ) -> BoundCheck:
     """Compare the bounds of Theorems 4 and 5 with what the loss does.
@@ -106,6 +107,7 @@ def bound_check(
         directions: random directions to move along.
         moves: other moves by kind, each a displacement by parameter name; only their direction
             counts, and a parameter that is not named stays.
+        spacing: of the arithmetic, as for `choose_radii`; None: of the loss' type.
         seed: of the directions.
 
     >>> layer = nn.Linear(3, 1, bias=False).double()
@@ -129,7 +131,7 @@ def bound_check(
             Draw(seed ^ STREAM, (1 << 61) + j * (probes + directions) + k)
             for k in range(probes + directions)
         ]
-        loss = LossOf(on_batch)
+        loss = LossOf(on_batch, spacing)
         with excursion(unique, module, loss, 1.0) as (visit, reach), torch.no_grad():
             here = measured_on(unique, visit, reach, draws[:probes], loss)
             measured.append(here)

@@ -282,10 +282,14 @@ def exact_diagonals(
 
 def _hessian_sums(loss: Tensor, params: Sequence[Tensor], rows: int) -> list[Tensor]:
     """For every parameter: the sum of its diagonal, and of squares of its rows; [2] on the CPU."""
-    grads = torch.autograd.grad(loss, params, create_graph=True)
+    grads = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
     found = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        flat, total = grad.reshape(-1), torch.zeros(2, dtype=torch.float64)
+        total = torch.zeros(2, dtype=torch.float64)
+        found.append(total)
+        if grad is None or not grad.requires_grad:
+            continue  # not used, or the same gradient everywhere: no curvature
+        flat = grad.reshape(-1)
         for start in range(0, param.numel(), rows):
             ends = range(start, min(start + rows, param.numel()))
             chosen = torch.zeros(len(ends), len(flat), dtype=flat.dtype, device=flat.device)
@@ -299,5 +303,4 @@ def _hessian_sums(loss: Tensor, params: Sequence[Tensor], rows: int) -> list[Ten
             total[1] += sum(
                 part.double().square().sum().cpu() for part in parts if part is not None
             )
-        found.append(total)
     return found

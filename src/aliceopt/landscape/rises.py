@@ -54,12 +54,15 @@ class Rise:
 
 
 class LossOf:
-    """A closure that remembers the loss, the mean of all processes'."""
+    """A closure that remembers the loss, the mean of all processes', and its relative spacing.
 
-    def __init__(self, closure: Callable[[], Any]) -> None:
+    That of its type, unless the arithmetic before it has a coarser one.
+    """
+
+    def __init__(self, closure: Callable[[], Any], spacing: float | None = None) -> None:
         self.closure = closure
         self.last = math.nan
-        self.spacing = 0.0
+        self.spacing = self._least = spacing or 0.0
 
     def __call__(self) -> None:
         """Forward and backward; one transfer from the device."""
@@ -69,7 +72,7 @@ class LossOf:
                 f"the closure must return the loss, a tensor with one number, got {loss!r}"
             )
         value = loss.detach().double().reshape(())
-        self.spacing = torch.finfo(loss.dtype).eps
+        self.spacing = max(torch.finfo(loss.dtype).eps, self._least)
         if is_distributed():
             torch.distributed.all_reduce(value)
             value /= torch.distributed.get_world_size()

@@ -4,8 +4,9 @@ Glass comes from kinks. A copy of a network whose ReLUs are GELUs has the same w
 same batches, but has no kinks: what differs between the two comes from them.
 
 Modules are replaced in the copy. Calls of ``torch.nn.functional.relu`` and its like are caught
-while the copy computes, so models that have them in their ``forward`` need no change. What neither
-way finds, such as the ReLUs inside a fused ``nn.RNN``, is named.
+while the copy computes, so models that have them in their ``forward`` need no change. Modules with
+kinks that neither way finds, such as the ReLUs inside a fused ``nn.RNN``, are named; kinks of other
+functions (``F.max_pool2d``, ``clamp``) stay, unnamed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,17 +106,16 @@ class _Catch(TorchFunctionMode):
             return x.copy_(self.activation(x.clone()))  # the clone is what backward remembers
         return self.activation(x)
 
-    def enter(self, *_: Any) -> None:
-        """At the outermost module; those inside find it on."""
-        if self.depth == 0:
-            self.__enter__()  # type: ignore[no-untyped-call]
-        self.depth += 1
-
-    def leave(self, *_: Any) -> None:
-        """Also when the module raised."""
-        self.depth -= 1
-        if self.depth == 0:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def within(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Compute a module: on at the outermost, off behind it, also if it was interrupted."""
+        if self.depth:
+            return forward(*args, **kwargs)
+        self.depth = 1
+        try:
+            with self:
+                return forward(*args, **kwargs)
+        finally:
+            self.depth = 0
 
 
 def twin(
@@ -146,9 +147,8 @@ def twin(
     catch.modules = len(replaced)
     ours = {id(module) for module in replaced.values()}
     for module in copied.modules():  # each, since a checkpointed part is computed again by itself
-        if id(module) not in ours:
-            module.register_forward_pre_hook(catch.enter, prepend=True)
-            module.register_forward_hook(catch.leave, always_call=True)
+        if id(module) not in ours:  # no hooks: an interrupt would skip the one behind
+            module.forward = partial(catch.within, module.forward)
     return Twin(copied, activation, tuple(replaced), _kinked(copied), catch)
 
 
@@ -189,9 +189,9 @@ def check_swapped(model: nn.Module) -> str:
 
     One in which nothing was replaced is refused: it would be the model itself.
     """
-    hooks = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
-    catch = next((found for found in hooks if isinstance(found, _Catch)), None)
-    if catch is None:
+    function = getattr(model.forward, "func", None)
+    catch = getattr(function, "__self__", None)
+    if not isinstance(catch, _Catch):
         raise ValueError("the model is no activation twin")
     if not catch.modules and not catch.calls:
         raise ValueError(

@@ -8,7 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aliceopt.lab.models import resnet18
-from aliceopt.lab.models.resnet import MaskedBatchNorm, MaskedBlock, PlainBlock
+from aliceopt.lab.models.resnet import (
+    MaskedBatchNorm,
+    MaskedBlock,
+    PlainBlock,
+    on_tensor_cores,
+)
 
 
 def _count(model: nn.Module) -> int:
@@ -135,3 +140,15 @@ def test_a_bad_size_is_refused_by_name_and_value(argument: str) -> None:
         resnet18(**{argument: 0})
     with pytest.raises(ValueError, match="masks must be True or False, got 1"):
         resnet18(masks=1)
+
+
+def test_channels_last_is_for_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With autocast or TF32 on CUDA; float32 convolutions without are slow on it."""
+    cuda = torch.device("cuda")
+    for tf32 in (False, True):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+        assert on_tensor_cores(cuda) is tf32
+        assert not on_tensor_cores(torch.device("cpu"))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    assert on_tensor_cores(cuda)

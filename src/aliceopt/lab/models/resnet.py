@@ -51,6 +51,12 @@ class MaskedConv(nn.Conv2d):
         return F.conv2d(input, self.mask[:, None, None, None] * self.weight, padding=1)
 
 
+def on_tensor_cores(device: torch.device) -> bool:
+    """Whether convolutions there are rounded to fewer bits, by autocast or as TF32."""
+    rounded = torch.is_autocast_enabled("cuda") or torch.backends.cudnn.allow_tf32
+    return device.type == "cuda" and rounded
+
+
 def _convolution(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
 
@@ -123,7 +129,7 @@ class ResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, in_channels, H, W]``, any size from 1 x 1."""
-        if images.is_cuda:  # channels last: a third less time a step on tensor cores
+        if on_tensor_cores(images.device):  # channels last: a third less time a step
             images = images.contiguous(memory_format=torch.channels_last)
         x = self.stem(images)
         for stage in self.stages:

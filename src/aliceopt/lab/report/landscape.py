@@ -25,8 +25,8 @@ _READING = {
     "Hessian. 1: it changes by jumps at kinks, glass.",
     "Verdict": "glass, if p stays below 1.9 with 95% confidence and does not rise as the radius "
     "shrinks; smooth, if it is 2 within 0.1; undecided, if these radii cannot tell.",
-    "Glass share": "how much of the gradient's change is left when its even part is taken away: 1 "
-    "for glass alone, 0 for a Hessian alone.",
+    "Glass share": "how much of the gradient's change is left when what is opposite on the two "
+    "sides, as a Hessian's is, is taken away: 1 for glass alone, 0 for a Hessian alone.",
     "Crossover": "the radius at which glass and Hessian change the gradient alike.",
     "Held-out batches": "examples that were not trained on. Training leaves kinks that bend up on "
     "its own examples, so the two may differ.",

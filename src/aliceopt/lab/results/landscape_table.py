@@ -12,6 +12,7 @@ from aliceopt.lab.landscapes import View
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.bounds import FORMS, Calibration
+from aliceopt.landscape.power_law import without_nan
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -144,19 +145,19 @@ def compare_twins(views: Sequence[View]) -> list[str]:
 
 
 def records(views: Sequence[View]) -> list[dict[str, Any]]:
-    """One line a view, plain numbers."""
+    """One line a view, plain numbers; what is not finite becomes None."""
     return [
         {
             "network": view.network,
             "part": view.part,
             "batch_size": view.batch_size,
-            "validation_loss": view.loss,
-            "metric": view.metric,
+            "validation_loss": without_nan(view.loss),
+            "metric": without_nan(view.metric),
             "readable": view.readable,
             **view.ladder.as_dict(),
             "bounds": [check.as_dict() for check in view.bounds],
             "diagonals": view.diagonals.as_dict(),
-            "exact": view.exact,
+            "exact": without_nan(view.exact),
             "slices": [cut.as_dict() for cut in view.slices],
         }
         for view in views
