@@ -59,7 +59,8 @@ def total_curvature(glass_curvature: Tensor, hess: Tensor, eps: float = 0.0) -> 
     """
     hg, h = glass_curvature, hess
     half = hg * 0.5
-    return (half + h).sqrt_().add_(half.sqrt_()).square_().add_(eps)
+    root = (half + h).sqrt_() + half.sqrt_()  # a new tensor: backward needs both roots
+    return root.square().add_(eps)
 
 
 @checked(grad=FINITE, glass_density=NONNEGATIVE, hess=NONNEGATIVE, eps=NONNEGATIVE)
