@@ -119,9 +119,7 @@ def test_a_holder_that_ends_meanwhile_is_refused_for_by_no_name(tmp_path, monkey
         pass
 
 
-def test_where_nobody_may_look_into_a_locked_file_commands_work_all_the_same(
-    tmp_path, monkeypatch
-):
+def test_where_nobody_may_look_into_a_locked_file_commands_work_all_the_same(tmp_path, monkeypatch):
     """As on Windows: the holder is not named, and that is all."""
 
     def denied(*arguments, **options):
@@ -129,9 +127,9 @@ def test_where_nobody_may_look_into_a_locked_file_commands_work_all_the_same(
 
     for name in ("read_text", "write_text"):
         monkeypatch.setattr(lock.Path, name, denied)
-    with locked(tmp_path):
-        with pytest.raises(FolderInUse, match="in use by another process: wait"), locked(tmp_path):
-            pass
+    said = pytest.raises(FolderInUse, match="in use by another process: wait")
+    with locked(tmp_path), said, locked(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])

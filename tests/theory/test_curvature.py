@@ -176,8 +176,9 @@ def test_infinite_curvature_stays_infinite(glass: float, hess: float):
 
 
 def test_derivatives_are_those_of_differences():
-    """In every argument, where none is zero: what works in place inside is not what autograd kept."""
-    g, rho, h = (torch.tensor(x, dtype=torch.float64) for x in ([3.0, -0.2], [0.5, 2.0], [1.0, 4.0]))
+    """In every argument, where none is zero: what backward needs is not overwritten."""
+    values = ([3.0, -0.2], [0.5, 2.0], [1.0, 4.0])
+    g, rho, h = (torch.tensor(x, dtype=torch.float64) for x in values)
     for function, arguments in (
         (glass_curvature, (rho, g)),
         (total_curvature, (rho, h)),
