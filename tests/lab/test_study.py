@@ -23,6 +23,7 @@ from aliceopt.lab.pace import measured_paces
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
 from aliceopt.lab.records import Journal, read_plan, read_runs
+from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.study import (
     BASELINES,
     GRID_TERMS,
@@ -355,6 +356,19 @@ def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
     assert re.search(r"then 6 runs, 2 seeds, 156 gradient ev.*, about [\d.]+ s\n", result.output)
     assert "in all 24 runs, 624 gradient evaluations, about " in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_for_a_cluster_needs_none_of_its_devices(monkeypatch):
+    """Steps are timed on what is here."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(
+        "aliceopt.lab.carry_out.measured_paces",
+        lambda study, device, threads: dict.fromkeys(study.methods, 0.5 if device == "cpu" else 9),
+    )
+    result = tiny("--tune", 1, "--dry-run", "--launcher", "ray", "--device", "cuda")
+    assert result.exit_code == 0, result.output
+    steps = sum(run.training.steps for run in study_plan(**TINY, seeds=2, tune=1).final.runs)
+    assert f"about {show_seconds(0.5 * steps)}" in result.output
 
 
 @pytest.mark.parametrize(
