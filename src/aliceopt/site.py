@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from .options import probe_radius, rates
 from .sharding import block_of, is_dtensor, local
 from .signs import block_signs, sign_key
-from .topography import Averages, Rates, distinct
+from .topography import Averages, Rates
 
 __all__ = [
     "COUNTERS",
@@ -43,6 +43,7 @@ __all__ = [
     "Site",
     "Sites",
     "averages",
+    "distinct",
     "fit_",
     "signs_of",
     "state_dtype",
@@ -301,6 +302,11 @@ class Sites(Sequence[Site]):
         unmeasured[columns] *= [not rate.measuring for rate in made]
         last_used[columns] = step
         return int(gaps.min()) if len(gaps) else None
+
+
+def distinct(rates: Sequence[Rates]) -> Sequence[Rates]:
+    """These rates; once, where all are the same, as they mostly are."""
+    return rates[:1] if rates and rates.count(rates[0]) == len(rates) else rates
 
 
 def _longest_wait(group: dict[str, Any]) -> float:

@@ -6,14 +6,13 @@ Between steps nothing here is bias-corrected; `corrected` does that on the way t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Averages", "Gradients", "Rates", "average_", "corrected", "distinct", "updated"]
+__all__ = ["Averages", "Gradients", "Rates", "average_", "corrected", "updated"]
 
 
 class Averages(NamedTuple):
@@ -74,11 +73,6 @@ class Rates:
     def measured(self) -> bool:
         """A curvature term is on and has been measured at least once."""
         return self.topo_weight > 0 and (self.glass or self.hessian != "none")
-
-
-def distinct(rates: Sequence[Rates]) -> Sequence[Rates]:
-    """These rates; once, where all are the same, as they mostly are."""
-    return rates[:1] if rates and rates.count(rates[0]) == len(rates) else rates
 
 
 def updated(old: Averages, grads: Gradients, rates: Rates) -> Averages:

@@ -19,8 +19,8 @@ from torch.autograd.graph import increment_version
 from ..layout import conformed
 from ..ownership import Keeper
 from ..sharding import local
-from ..site import Draw, Site
-from ..topography import Rates, distinct
+from ..site import Draw, Site, distinct
+from ..topography import Rates
 from .base import Backend, Kernels, Round
 from .eager import EagerBackend, position_of, sum_dtype
 from .plan import ASIDE, HOME, MASTER, SWAPPED, Plan

@@ -230,8 +230,9 @@ class EagerBackend:
         for left_alone in in_slices(work, written, site.gradient, *sides):
             site.skipped += left_alone
         if site.low_precision:
-            local(site.state["position"]).copy_(mu)
             local(site.param).copy_(mu)
+        if "position" in site.state:
+            local(site.state["position"]).copy_(mu)
 
 
 class _Signs:

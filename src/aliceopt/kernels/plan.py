@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..layout import is_dense, memory_order
 from ..sharding import local
-from ..site import Draw, Site, state_dtype
-from ..topography import Rates, distinct
+from ..site import Draw, Site, distinct, state_dtype
+from ..topography import Rates
 from .table import DIMS, Kind, Launch, Row
 
 if TYPE_CHECKING:
