@@ -146,3 +146,15 @@ def test_what_is_written_is_never_a_copy(
         found.append(everything(optimizer))
     for x, y in zip(*found, strict=True):
         assert torch.equal(x, y)
+
+
+def test_a_master_copy_follows_a_parameter_that_was_cast() -> None:
+    """``model.float()`` in mid-training: the position in the state is where the parameter is."""
+    param = nn.Parameter(torch.linspace(-1, 1, 30).bfloat16())
+    optimizer = paper_alice([param], lr=0.01, quick_steps=1, implementation="eager")
+    for step in range(5):
+        if step == 2:
+            param.grad, param.data = None, param.data.float()
+        optimizer.step(quadratic([param]))
+        position = optimizer.state[param]["position"]
+        assert torch.equal(position.to(param.dtype), param.detach()), step

@@ -231,8 +231,8 @@ class EagerBackend:
             site.skipped += left_alone
         if site.low_precision:
             local(site.param).copy_(mu)
-        if "position" in site.state:
-            local(site.state["position"]).copy_(mu)
+        if "position" in site.state:  # also of a parameter that was cast to float32 since
+            local(site.state["position"]).copy_(mu if site.low_precision else local(site.param))
 
 
 class _Signs:
