@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .sharding import block_of, local
 
-__all__ = ["conformed", "is_dense", "memory_order"]
+__all__ = ["conformed", "is_dense", "memory_order", "same_layout"]
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -23,10 +23,16 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def same_layout(tensor: Tensor, like: Tensor) -> bool:
+    """Whether elements of two tensors of one shape lie in the same order, with the same gaps."""
+    return tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous())
+
+
 def conformed(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor in the memory layout of ``like``: itself where it has that already."""
-    same = tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous())
-    return tensor if same else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+    if same_layout(tensor, like):
+        return tensor
+    return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
 
 
 def memory_order(param: Tensor) -> tuple[int, list[int], list[int]]:

@@ -11,7 +11,16 @@ from torch import nn
 
 import aliceopt.kernels.eager as eager
 from aliceopt.kernels.eager import in_slices
-from cpu_cases import DTYPES, NUMBERS, TERMS, assert_close, assert_equal, everything, run
+from cpu_cases import (
+    DTYPES,
+    NUMBERS,
+    TERMS,
+    assert_close,
+    assert_equal,
+    everything,
+    quadratic,
+    run,
+)
 from paper import paper_alice
 
 
@@ -69,16 +78,18 @@ def test_what_is_cut_into_slices(threads: int) -> None:
     """Large dense tensors, in memory order, every element once; nothing else."""
     size = eager.SLICE
     large = torch.arange(2.0 * size).view(2, size).t()
-    found = in_slices(lambda start, part, none: (start, part, none), large, large, None)
+    found = in_slices(lambda start, part, none: (start, part, none), [large], None)
     assert [start for start, _, _ in found] == [0, size]
     parts = [part for _, part, _ in found]
     assert torch.equal(torch.cat(parts), torch.arange(2.0 * size))
     assert all(part.data_ptr() == large.data_ptr() + 4 * i * size for i, part in enumerate(parts))
     assert all(none is None for _, _, none in found)
     for whole in (torch.zeros(size), torch.zeros(4 * size)[::2]):
-        [(start, part)] = in_slices(lambda *piece: piece, whole, whole)
+        [(start, part)] = in_slices(lambda *piece: piece, [whole])
         assert start == 0
         assert part is whole
+    [(_, *pair)] = in_slices(lambda *piece: piece, [large, large.contiguous()])
+    assert [part.shape for part in pair] == [large.shape] * 2
 
 
 def test_gradients_with_a_graph_leave_none_behind(threads: int) -> None:
@@ -112,3 +123,38 @@ def test_other_layouts_are_brought_to_the_parameters(monkeypatch: pytest.MonkeyP
         found.append(everything(optimizer))
     for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("change", ["gaps", "turned"])
+def test_what_is_written_is_never_a_copy(
+    monkeypatch: pytest.MonkeyPatch, change: str, dtype: torch.dtype
+) -> None:
+    """Memory with gaps, and a parameter that is laid out unlike its state from the third step on:
+    neither the parameter nor an average keeps its old values.
+    """
+    found = []
+    for size in (1 << 30, 128):
+        monkeypatch.setattr(eager, "SLICE", size)
+        values = torch.linspace(-1, 1, 1200, dtype=dtype).view(20, 60)
+        param = nn.Parameter(values[:, ::2] if change == "gaps" else values)
+        optimizer = paper_alice([param], lr=0.01, quick_steps=1, implementation="eager")
+        for step in range(6):
+            if step == 2 and change == "turned":
+                param.data = param.data.t().contiguous().t()
+            optimizer.step(quadratic([param]))
+        found.append(everything(optimizer))
+    for x, y in zip(*found, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_master_copy_follows_a_parameter_that_was_cast() -> None:
+    """``model.float()`` in mid-training: the position in the state is where the parameter is."""
+    param = nn.Parameter(torch.linspace(-1, 1, 30).bfloat16())
+    optimizer = paper_alice([param], lr=0.01, quick_steps=1, implementation="eager")
+    for step in range(5):
+        if step == 2:
+            param.grad, param.data = None, param.data.float()
+        optimizer.step(quadratic([param]))
+        position = optimizer.state[param]["position"]
+        assert torch.equal(position.to(param.dtype), param.detach()), step

@@ -108,16 +108,45 @@ def test_a_lock_that_is_no_longer_held_is_not_removed(tmp_path):
             pass
 
 
-def test_a_file_system_without_locks_is_worked_on_all_the_same(tmp_path, monkeypatch):
-    """As if it had; the file is there, and goes."""
+def test_a_holder_that_ends_meanwhile_is_refused_for_by_no_name(tmp_path, monkeypatch):
+    """It held the lock when asked, and had deleted the file when it was looked into."""
 
-    def unsupported(*arguments, **options):
-        raise OSError(errno.ENOLCK, "No locks available")
+    def held(*arguments, **options):
+        raise lock.Timeout(str(tmp_path / lock.NAME))
 
-    monkeypatch.setattr(lock.FileLock, "acquire", unsupported)
-    with locked(tmp_path / "out"):
-        assert (tmp_path / "out" / lock.NAME).exists()
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(lock.FileLock, "acquire", held)
+    with pytest.raises(FolderInUse, match="in use by another process: wait"), locked(tmp_path):
+        pass
+
+
+def test_where_nobody_may_look_into_a_locked_file_commands_work_all_the_same(tmp_path, monkeypatch):
+    """As on Windows: the holder is not named, and that is all."""
+
+    def denied(*arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name in ("read_text", "write_text"):
+        monkeypatch.setattr(lock.Path, name, denied)
+    said = pytest.raises(FolderInUse, match="in use by another process: wait")
+    with locked(tmp_path), said, locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_worked_on_all_the_same(number, tmp_path, monkeypatch):
+    """As if it had; the file is there, and goes. One that was left behind does not block."""
+
+    def unsupported(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", unsupported)
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / lock.NAME).write_text("1 elsewhere\n")
+    for name in ("out", "left"):
+        with locked(tmp_path / name):
+            assert (tmp_path / name / lock.NAME).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["left"]
+    assert list((tmp_path / "left").iterdir()) == []
 
 
 STUDY = ("study", "--epochs", "1", "--terms", "none", "--steps", "naq", "--baselines", "")

@@ -17,11 +17,13 @@ from torch import nn
 
 from aliceopt import Alice
 from aliceopt.cli.folders import clear
+from aliceopt.lab.carry_out import paces
 from aliceopt.lab.methods import make_method, period
 from aliceopt.lab.pace import measured_paces
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
 from aliceopt.lab.records import Journal, read_plan, read_runs
+from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.study import (
     BASELINES,
     GRID_TERMS,
@@ -242,11 +244,11 @@ def test_a_study_of_equal_seconds_goes_on_at_the_paces_it_began_with(tmp_path, m
     """Steps are timed once; the plan and the report say how fast they were."""
     timed = []
 
-    def paces(study, *where):
+    def timing(study, *where):
         timed.append(set(study.methods))
         return {method: 0.1 * len(timed) for method in study.methods}
 
-    monkeypatch.setattr("aliceopt.lab.carry_out.paces", paces)
+    monkeypatch.setattr("aliceopt.lab.carry_out.paces", timing)
     grid = ("--terms", "", "--baselines", "adam", "--seeds", 1, "--tune", 1, "--workers", 1)
     command = ("study", *grid, "--budget", "0.5s", "--device", "cpu")
     assert aliceopt(*command).exit_code == 0
@@ -257,6 +259,18 @@ def test_a_study_of_equal_seconds_goes_on_at_the_paces_it_began_with(tmp_path, m
     assert run.evaluations[-1]["step"] == 5
     page = (tmp_path / "runs/study-digits/report.html").read_text()
     assert "5 steps a run, as many as fit into 0.5s, by timing a few first (100 to 100 ms" in page
+
+
+def test_steps_are_timed_with_the_threads_of_the_studys_runs(monkeypatch):
+    """One method over four seeds on eight cores: two threads each, not all eight."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("aliceopt.lab.pool.cores", lambda: 8)
+    monkeypatch.setattr(
+        "aliceopt.lab.carry_out.measured_paces", lambda study, device, threads: threads
+    )
+    study = study_plan(**{**TINY, "terms": [], "baselines": ["adam"], "seeds": 4})
+    assert paces(study, "cpu", None) == 2
+    assert paces(study, "cpu", 1) == 8
 
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -342,6 +356,19 @@ def test_a_dry_run_costs_both_parts_and_writes_nothing(tmp_path):
     assert re.search(r"then 6 runs, 2 seeds, 156 gradient ev.*, about [\d.]+ s\n", result.output)
     assert "in all 24 runs, 624 gradient evaluations, about " in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_for_a_cluster_needs_none_of_its_devices(monkeypatch):
+    """Steps are timed on what is here."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(
+        "aliceopt.lab.carry_out.measured_paces",
+        lambda study, device, threads: dict.fromkeys(study.methods, 0.5 if device == "cpu" else 9),
+    )
+    result = tiny("--tune", 1, "--dry-run", "--launcher", "ray", "--device", "cuda")
+    assert result.exit_code == 0, result.output
+    steps = sum(run.training.steps for run in study_plan(**TINY, seeds=2, tune=1).final.runs)
+    assert f"about {show_seconds(0.5 * steps)}" in result.output
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,19 @@ def test_infinite_curvature_stays_infinite(glass: float, hess: float):
     assert total_curvature(torch.tensor(glass), torch.tensor(hess)).item() == math.inf
 
 
+def test_derivatives_are_those_of_differences():
+    """In every argument, where none is zero: what backward needs is not overwritten."""
+    values = ([3.0, -0.2], [0.5, 2.0], [1.0, 4.0])
+    g, rho, h = (torch.tensor(x, dtype=torch.float64) for x in values)
+    for function, arguments in (
+        (glass_curvature, (rho, g)),
+        (total_curvature, (rho, h)),
+        (optimal_step, (g, rho, h)),
+    ):
+        given = [x.clone().requires_grad_() for x in arguments]
+        assert torch.autograd.gradcheck(lambda *x, f=function: f(*x, eps=0.1), given)
+
+
 def test_arguments_broadcast_and_keep_their_dtype():
     """A row of densities against a column of gradients, one Hessian for all."""
     g = torch.tensor([[1.0], [-2.0]])

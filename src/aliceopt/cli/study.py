@@ -76,7 +76,8 @@ def study(
         if (seconds := seconds_of(budget)) is not None:
             plan = carry_out.lasting(plan, seconds, *by_whom, folder if resume else None)
         if dry_run:
-            paces = plan.about.get("paces") or carry_out.paces(plan, device, workers)
+            here = device if launcher == "local" else "auto"  # its devices are a cluster's
+            paces = plan.about.get("paces") or carry_out.paces(plan, here, workers)
             preview.print_study(plan, paces)
             return
         if overwrite:

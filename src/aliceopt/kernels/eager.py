@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..displacement import displaced, realised_radius
-from ..layout import conformed, is_dense
+from ..layout import conformed, is_dense, same_layout
 from ..sharding import block_of, local, sum_over_shards
 from ..signs import run_words, sign_key, signs_in
 from ..site import Draw, Site, averages, signs_of, state_dtype
@@ -92,14 +92,19 @@ def sum_dtype(sites: Sequence[Site]) -> torch.dtype:
     return torch.float64 if has_float64 else torch.float32
 
 
-def in_slices(work: Callable[..., Any], like: Tensor, *tensors: Tensor | None) -> list[Any]:
+def in_slices(
+    work: Callable[..., Any], written: Sequence[Tensor | None], *read: Tensor | None
+) -> list[Any]:
     """``work(start, *slices)`` on tensors of one shape, cut alike in memory order.
 
-    They stay whole unless they lie on a CPU and are large and dense.
+    They stay whole unless those to be written lie on a CPU, are large and dense, and are laid out
+    alike; what is only read is brought to that layout.
     """
-    if like.device.type != "cpu" or like.numel() <= SLICE or not is_dense(like):
-        return [work(0, *tensors)]
-    laid_out = [None if t is None else conformed(t, like) for t in tensors]
+    like, *others = (t for t in written if t is not None)
+    small = like.device.type != "cpu" or like.numel() <= SLICE
+    if small or not is_dense(like) or not all(same_layout(t, like) for t in others):
+        return [work(0, *written, *read)]
+    laid_out = [None if t is None else conformed(t, like) for t in (*written, *read)]
     flat = [None if t is None else t.as_strided((t.numel(),), (1,)) for t in laid_out]
     starts = range(0, like.numel(), SLICE)
     pieces = [[None] * len(starts) if t is None else t.split(SLICE) for t in flat]
@@ -156,7 +161,7 @@ class EagerBackend:
             t, side = signs.of(start, nu), 1 if round_name == "plus" else -1
             displaced(nu, param.dtype, site.radius, t, side=side, out=param)
 
-        in_slices(work, local(site.param), local(site.param), center)
+        in_slices(work, [local(site.param)], center)
 
     def _signs_for(self, site: Site, draw: Draw) -> _Signs:
         """A parameter's directions, kept from the first probe to the update."""
@@ -221,13 +226,13 @@ class EagerBackend:
             there = mu if site.low_precision else here
             return update_(there, mu, nu, Averages(*averages), grads, rates)
 
-        tensors = (local(site.param), mu, nu, *old, site.gradient, *sides)
-        for left_alone in in_slices(work, mu, *tensors):
+        written = (local(site.param), mu, nu, *old)
+        for left_alone in in_slices(work, written, site.gradient, *sides):
             site.skipped += left_alone
         if site.low_precision:
             local(site.param).copy_(mu)
-        if "position" in site.state:
-            local(site.state["position"]).copy_(mu)
+        if "position" in site.state:  # also of a parameter that was cast to float32 since
+            local(site.state["position"]).copy_(mu if site.low_precision else local(site.param))
 
 
 class _Signs:

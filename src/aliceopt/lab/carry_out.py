@@ -115,7 +115,8 @@ def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launch
 def paces(study: Study, device: str, workers: int | None) -> dict[str, float]:
     """Seconds a step of every method here, by timing a few with the threads a run will have."""
     local = Local(devices(device), workers)
-    return measured_paces(study, local.devices[0], threads_each(local, len(study.methods)))
+    threads = threads_each(local, len(study.final.runs))
+    return measured_paces(study, local.devices[0], threads)
 
 
 def lasting(

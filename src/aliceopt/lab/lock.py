@@ -18,6 +18,9 @@ __all__ = ["NAME", "FolderInUse", "locked"]
 NAME = ".lock"
 """The file in the folder that is locked; in it, who holds the lock."""
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What a file system without locks answers."""
+
 
 class FolderInUse(ValueError):
     """Another process works in the folder."""
@@ -32,7 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     path, holder = folder / NAME, f"{os.getpid()} {socket.gethostname()}\n"
-    lock = FileLock(path)
+    lock = FileLock(path, fallback_to_soft=False)  # a file alone would block once left behind
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -40,9 +43,10 @@ def locked(folder: Path) -> Iterator[None]:
         except Timeout:
             raise FolderInUse(_refusal(folder, path)) from None
         except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+            if error.errno not in _NO_LOCKS:
                 raise
-        path.write_text(holder, encoding="utf-8")
+        with contextlib.suppress(PermissionError):  # Windows keeps everybody from what is locked
+            path.write_text(holder, encoding="utf-8")
     try:
         yield
     finally:
@@ -56,7 +60,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _refusal(folder: Path, path: Path) -> str:
-    pid, _, host = path.read_text(encoding="utf-8").strip().partition(" ")
+    told = ""
+    with contextlib.suppress(OSError):  # just deleted by its holder; or Windows, as above
+        told = path.read_text(encoding="utf-8")
+    pid, _, host = told.strip().partition(" ")
     holder = f"process {pid}" if pid else "another process"
     where = f" on {host}" if host not in ("", socket.gethostname()) else ""
     return (

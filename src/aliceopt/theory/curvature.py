@@ -59,7 +59,10 @@ def total_curvature(glass_curvature: Tensor, hess: Tensor, eps: float = 0.0) -> 
     """
     hg, h = glass_curvature, hess
     half = hg * 0.5
-    return (half + h).sqrt_().add_(half.sqrt_()).square_().add_(eps)
+    root, other = (half + h).sqrt_(), half.sqrt_()
+    if root.requires_grad:  # backward needs them as they are
+        return (root + other).square().add_(eps)
+    return root.add_(other).square_().add_(eps)
 
 
 @checked(grad=FINITE, glass_density=NONNEGATIVE, hess=NONNEGATIVE, eps=NONNEGATIVE)

@@ -162,6 +162,17 @@ def test_nothing_finished_still_makes_a_report(tmp_path: Path) -> None:
     assert "Adam, seed 0: interrupted" in page.text
 
 
+def test_an_account_of_the_curvature_without_a_number_is_none(tmp_path: Path) -> None:
+    """Null by null, as of runs that were lost at once: no figure, and still a report."""
+    study(tmp_path)
+    for path in tmp_path.rglob("records.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r'"(glass_share|at_upper)": [\d.e+-]+', r'"\1": null', text))
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "Which curvature terms help?" in page.text
+    assert "Which curvature is there?" not in page.text
+
+
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_null_metrics_are_missing_results(tmp_path: Path, all_of_them: bool) -> None:
     """Early records call such runs finished; the report is written all the same, and says so."""

@@ -47,6 +47,9 @@ _READING = {
 }
 
 
+_SECONDS = {"min": 60.0, "h": 3600.0}
+
+
 def write_compression_report(folder: Path, command: str = "") -> Path:
     """Write ``report.html``, and figures under ``figures``, from the records of a folder."""
     lines = read_folder(folder)
@@ -113,9 +116,13 @@ def _row(row: Sequence[str]) -> Row:
 
 
 def _first(text: str) -> float | None:
-    """The number that a cell begins with, to sort by."""
-    found = re.match(r"-?\d+(\.\d+)?(e-?\d+)?", text)
-    return None if found is None else float(found[0])
+    """The number that a cell begins with, to sort by; of a time, in seconds.
+
+    >>> _first("0.52 / 91.3"), _first("1.5e+04"), _first("2.5 min"), _first("nan")
+    (0.52, 15000.0, 150.0, None)
+    """
+    found = re.match(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?: (min|h)\b)?", text)
+    return None if found is None else float(found[1]) * _SECONDS.get(found[2], 1.0)
 
 
 def _pictures(

@@ -175,7 +175,7 @@ _SHARES = {
 def curvature_panels(
     plan: Mapping[str, Any], runs: Sequence[RunRecord]
 ) -> tuple[str, list[Panel]] | None:
-    """Alice's own account by block, and the method it is of; None without such telemetry."""
+    """Alice's own account by block, and the method it is of; None without any number of it."""
     method = _glassy(plan, runs)
     if method is None:
         return None
@@ -194,7 +194,7 @@ def curvature_panels(
         ends = ", ".join(f"{label} {points[-1][1]:.0f}%" for label, points in series.items())
         alt = f"{title.capitalize()}, at the end of training: {ends}."
         panels.append(Panel(title, "steps", x.ticks(), y.ticks(), lines, alt))
-    return str(plan["methods"][method]["label"]), panels
+    return (str(plan["methods"][method]["label"]), panels) if panels else None
 
 
 def _glassy(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str | None:
