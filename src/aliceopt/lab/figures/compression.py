@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from aliceopt.lab.calibration import Calibration
 from aliceopt.lab.compression import Result, row_of
 from aliceopt.lab.figures import style
-from aliceopt.lab.figures.outcomes import LOOKS
+from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.results.compression_table import (
     PREDICTED,
     at,
@@ -43,10 +42,10 @@ def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) ->
         figure = style.new_figure(3.2 + 0.2 * len(shown))
         axes = figure.add_subplot()
         _whole(axes, results)
-        for look, name in zip(cycle(LOOKS), shown, strict=False):
+        for i, name in enumerate(shown):
             means = [_drawn(loss_at(results, name, share)) for share in shares]
             percent = [100 * share for share in shares]
-            axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **look)
+            axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **look_of(i))
         axes.set_xlabel("weights removed, %")
         axes.set_ylabel("validation loss")
         figure.legend(loc="outside upper left")
@@ -68,7 +67,8 @@ def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path 
         figure = style.new_figure(3.6)
         axes = figure.add_subplot()
         _whole(axes, results)
-        for look, share in zip(cycle(LOOKS), sparsities(results), strict=False):
+        for i, share in enumerate(sparsities(results)):
+            look = look_of(i)
             means = [_drawn(loss_at(results, name, share)) for name in names]
             label = f"{100 * share:g}% removed"
             axes.plot([radii[n] for n in names], means, label=label, lw=1.2, ms=4, **look)

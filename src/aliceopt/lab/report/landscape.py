@@ -143,7 +143,7 @@ def _blocks(views: Sequence[View]) -> list[Table]:
                 Cell(within(rungs.crossover, ".1e"), _finite(rungs.crossover), True),
             ]
             rows.append(Row(name, cells))
-        heads = ["Block", "Verdict", "Exponent p", "From radius", "Glass share", "Crossover"]
+        heads = ["Block", " Verdict", "Exponent p", "From radius", "Glass share", "Crossover"]
         title = f"{view.network}, {view.part} batches of {view.batch_size:,}"
         tables.append(Table(title, heads, rows))
     return tables
@@ -196,7 +196,7 @@ def _bounds(views: Sequence[View]) -> Table:
                 for form in FORMS:
                     cells += [_percent(forms[form].violations), _number(forms[form].ratio.value)]
                 rows.append(Row(f"{view.network}, {view.part}", cells))
-    heads = ["Network", "Move", "Radius"]
+    heads = ["Network", " Move", "Radius"]
     for form in FORMS:
         heads += [f"{form}: too low", "rise / bound"]
     return Table("Bounds", heads, rows)
@@ -217,7 +217,7 @@ def _diagonals(views: Sequence[View]) -> Table:
                 if exact and term != "glass":
                     cells.append(_number((view.exact or {}).get(block, {}).get(term, math.nan)))
             rows.append(Row(block, cells))
-    heads = ["Block", "Network", "Glass density", "error, %", "Hessian diagonal", "error, %"]
+    heads = ["Block", " Network", "Glass density", "error, %", "Hessian diagonal", "error, %"]
     heads += [*(["exact"] if exact else []), "Squares of its rows", "error, %"]
     heads += ["exact"] if exact else []
     return Table("Curvature", heads, rows)
