@@ -119,6 +119,10 @@ BROKEN = {
         "    return made(metric=hits, better='lower')\n",
         "lower hits is better, .* give better='higher'",
     ),
+    "a missing number": (
+        "    return made(train=(X * float('nan'), Y))\n",
+        "the loss of a batch is nan, before anything is trained: is a number in the data not",
+    ),
     "a loss of the wrong sign": (
         "    return made(loss=lambda o, t: nn.functional.nll_loss(-o, t), metric='accuracy')\n",
         "higher accuracy is better, .* minimise the other sign",

@@ -318,6 +318,7 @@ def test_rates_follow_what_bounds_the_steps():
         ({"terms": ["glas"]}, "no term 'glas': did you mean 'glass'"),
         ({"steps": ["half"]}, "no step 'half'"),
         ({"baselines": ["adamx"]}, "no baseline 'adamx': did you mean 'adam"),
+        ({"baselines": ["adamW"]}, "no baseline 'adamW': did you mean 'adamw'"),
         ({"seeds": 0}, "--seeds must be a whole number from 1 to 10,000, got 0"),
         ({"epochs": 0}, "--epochs must be a number > 0, got 0"),
         ({"epochs": float("inf")}, "--epochs must be .* got inf"),

@@ -379,5 +379,5 @@ def choose(known: Mapping[str, Any], wanted: Iterable[str] | None, what: str) ->
 
 def _meant(word: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1)
+    near = difflib.get_close_matches(word.lower(), names, n=1)
     return f": did you mean {near[0]!r}?" if near else f"; there is {', '.join(names)}"

@@ -125,7 +125,8 @@ def _batch(problem: Problem, name: str, index: int = 0) -> tuple[Any, Any]:
 def _same(a: Any, b: Any) -> bool:
     """Whether two nests of tensors and numbers agree; what else may be in them is not judged."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+        alike = a.shape == b.shape and a.dtype == b.dtype
+        return alike and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is NaN
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
@@ -224,6 +225,11 @@ def _check_loss(loss: Any, *, differentiable: bool) -> None:
         )
     if differentiable and not loss.requires_grad:
         raise ProblemError("the loss does not depend on the model's parameters: no gradient")
+    if not loss.isfinite().all():
+        raise ProblemError(
+            f"the loss of a batch is {loss.item()}, before anything is trained: is a number in the "
+            "data not finite, or the logarithm of zero in the loss?"
+        )
 
 
 def _check_gradients(problem: Problem) -> None:

@@ -91,7 +91,8 @@ def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -
     if not lines:
         raise RecordError(
             f"no results of {experiment!r} at scale {scale} with its settings as filed in "
-            f"{str(folder)!r}: see aliceopt results show"
+            f"{str(folder)!r}: see aliceopt results show; those of the documentation are in the "
+            "folder results of a clone (--from)"
         )
     return compare(lines, to)
 
