@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.decisions import carried_out, interval, is_right, main
-from benchmarks.planted import PROBLEMS, Point, newton, on_the_right, sgd, tie
+from benchmarks.planted import PROBLEMS, Point, logs, newton, on_the_right, sgd, spread, tie
 
 from aliceopt.lab.results.finding import Finding, find
 from study_cases import grid_plan, in_memory, invented_results
@@ -38,6 +38,20 @@ def test_newtons_bowl_lies_along_the_axes_with_as_much_to_gain_in_each() -> None
     assert float(gains.sqrt().std()) == pytest.approx(0.1, abs=0.04)
 
 
+def test_logs_are_powers_of_ten_of_the_same_loss() -> None:
+    """The problem is that of `spread`, start and all."""
+    torch.manual_seed(0)
+    plain = spread(2)
+    torch.manual_seed(0)
+    other = logs(2)
+    assert torch.equal(plain.model.position, other.model.position)
+    inputs, targets = next(other.validation.in_order())
+    outputs = other.model(inputs).detach()
+    found = float(other.measure.of(outputs, targets))
+    assert found == pytest.approx(math.log10(float(plain.loss(outputs, targets))))
+    assert other.measure.better == "lower"
+
+
 def test_sgds_bowl_is_round_but_for_one_direction() -> None:
     """All eigenvalues are equal but that of the mean, which has a share in every coordinate."""
     found = hessian(sgd(0)).double()
@@ -61,7 +75,7 @@ def test_the_tie_is_the_same_with_all_signs_turned_round() -> None:
     assert float(on_the_right(here, targets) + on_the_right(there, targets)) == 100
 
 
-@pytest.mark.parametrize("make", [newton, sgd, tie])
+@pytest.mark.parametrize("make", [newton, spread, logs, sgd, tie])
 def test_studies_differ_in_data_and_start_and_seeds_in_the_start_alone(make) -> None:
     made = {}
     for seed, study in ((0, 0), (0, 1), (1, 0)):
