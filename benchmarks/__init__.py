@@ -8,4 +8,7 @@ From the repository's root, with the package installed or ``PYTHONPATH=src``::
 
 Each prints one table, last; ``--json`` keeps every number. ``--help`` lists the options. Times are
 medians over rounds in which every row takes its turn, so a drift of the machine hits all alike.
+
+``python -m benchmarks.decisions`` times nothing: it counts how often whole studies of problems with
+a known answer decide rightly.
 """
