@@ -58,3 +58,24 @@ def network(
         return loss
 
     return model, closure
+
+
+def everything(model: nn.Module) -> list[Tensor]:
+    """Copies of all that an instrument must leave as it was."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    kept = [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]
+    return [tensor.detach().clone() for tensor in kept]
+
+
+class Interrupted:
+    """A closure that counts its calls and is interrupted behind the so-manieth, from 0 on."""
+
+    def __init__(self, closure: Callable[[], Tensor], call: int | None):
+        self.closure, self.call, self.calls = closure, call, 0
+
+    def __call__(self) -> Tensor:
+        loss = self.closure()
+        self.calls += 1
+        if self.call is not None and self.calls > self.call:
+            raise KeyboardInterrupt
+        return loss

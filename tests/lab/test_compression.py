@@ -23,7 +23,6 @@ from aliceopt.lab.compressing import _Keeper
 from aliceopt.lab.compression import ROWS, Ask, Result
 from aliceopt.lab.network import Network, network_of, problem_run
 from aliceopt.lab.problem import Problem
-from aliceopt.lab.results.compression_table import decision
 
 PROBLEM = """
 import torch
@@ -384,23 +383,3 @@ def test_a_folder_with_another_network_is_refused(tmp_path, source):
     result = compress(source, *asked)
     assert result.exit_code == 2
     assert "holds another network: choose another --out" in " ".join(result.stderr.split())
-
-
-def test_a_lead_is_established_only_if_seeds_agree():
-    """Differences of .10, .12, .14 do; of -.2, .0, .5 do not."""
-
-    def results(**losses: list[float]) -> list[Result]:
-        return [
-            Result(name, 0.5, seed, loss, 0.0)
-            for name, values in losses.items()
-            for seed, loss in enumerate(values)
-        ]
-
-    losses = {"curvature": [1.0, 1.0, 1.0], "point": [1.01, 1.01, 1.01]}
-    (said,) = decision(results(**losses, fisher=[1.10, 1.12, 1.14]))
-    assert said.startswith(
-        "50%: h over a radius: h w\u00b2, loss 1.000; best of the others: Fisher: F w\u00b2, 1.120"
-    )
-    assert said.endswith("(difference 0.120 \u00b1 0.050, established)")
-    (said,) = decision(results(curvature=[1.0, 1.0, 1.0], fisher=[0.8, 1.0, 1.5]))
-    assert said.endswith("not established)")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from aliceopt.landscape import bound_check
 from aliceopt.landscape.bounds import FORMS
 from aliceopt.theory.glass_bound import glass_loss_bound
-from landscape_cases import generator, network, quadratic
+from landscape_cases import Interrupted, everything, generator, network, quadratic
 
 
 def diagonal(curvatures: Tensor) -> tuple[nn.Parameter, Callable[[], Tensor]]:
@@ -117,30 +117,17 @@ def test_nothing_is_left_behind(dtype: torch.dtype, call: int | None) -> None:
     """Parameters, gradients, buffers and random state to the bit; also after a failure anywhere."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
     closure()
-    before, calls = _everything(model), iter(range(100))
-
-    def counted() -> Tensor:
-        loss = closure()
-        if next(calls) == call:
-            raise KeyboardInterrupt
-        return loss
-
+    before, counted = everything(model), Interrupted(closure, call)
     if call is None:
         found = bound_check(model, [counted] * 2, 0.02, probes=2, directions=2)
-        assert next(calls) == found.gradients == 2 * (3 + 4 + 4)
+        assert counted.calls == found.gradients == 2 * (3 + 4 + 4)
         told = found.kinds["random"]["joint"]
         assert told.moves + told.rounded == 8
         assert told.moves == (8 if dtype == torch.float64 else 0)  # the loss itself is in bf16
     else:
         with pytest.raises(KeyboardInterrupt):
             bound_check(model, [counted] * 2, 0.02, probes=2, directions=2)
-    assert all(map(torch.equal, before, _everything(model)))
-
-
-def _everything(model: nn.Module) -> list[Tensor]:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    kept = [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]
-    return [tensor.detach().clone() for tensor in kept]
+    assert all(map(torch.equal, before, everything(model)))
 
 
 def test_rises_below_the_spacing_of_the_loss_decide_nothing() -> None:

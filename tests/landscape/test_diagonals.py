@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aliceopt.landscape import diagonals, exact_diagonals
-from landscape_cases import generator, network, quadratic
+from landscape_cases import Interrupted, everything, generator, network, quadratic
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -149,16 +149,10 @@ def test_nothing_is_left_behind(dtype: torch.dtype, call: int | None) -> None:
     """Parameters, gradients, buffers and random state to the bit; also after a failure."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
     closure()
-    before, calls = _everything(model), iter(range(100))
-
-    def counted() -> None:
-        closure()
-        if next(calls) == call:
-            raise KeyboardInterrupt
-
+    before, counted = everything(model), Interrupted(closure, call)
     if call is None:
         found = diagonals(model, [counted] * 2, 0.02, directions=2)
-        assert next(calls) == found.gradients == 10
+        assert counted.calls == found.gradients == 10
         plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
         told = plain["blocks"]["hidden"]["signed"]
         assert told["relative_error"] == pytest.approx(
@@ -167,7 +161,7 @@ def test_nothing_is_left_behind(dtype: torch.dtype, call: int | None) -> None:
     else:
         with pytest.raises(KeyboardInterrupt):
             diagonals(model, [counted] * 2, 0.02, directions=2)
-    assert all(map(torch.equal, before, _everything(model)))
+    assert all(map(torch.equal, before, everything(model)))
 
 
 def test_the_exact_one_leaves_nothing_behind_either() -> None:
@@ -175,15 +169,9 @@ def test_the_exact_one_leaves_nothing_behind_either() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
     x, y = torch.randn(8, 3), torch.zeros(8, dtype=torch.long)
     F.cross_entropy(model(x), y).backward()
-    before = _everything(model)
+    before = everything(model)
     exact_diagonals(model, lambda: F.cross_entropy(model(x), y))
-    assert all(map(torch.equal, before, _everything(model)))
-
-
-def _everything(model: nn.Module) -> list[Tensor]:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    kept = [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]
-    return [tensor.detach().clone() for tensor in kept]
+    assert all(map(torch.equal, before, everything(model)))
 
 
 def test_bad_input_is_named() -> None:

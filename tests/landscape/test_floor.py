@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from aliceopt.landscape import Radii, choose_radii, ladder
 from aliceopt.landscape.floor import CANDIDATES, CHOOSING_GRADIENTS
-from landscape_cases import network, quadratic
+from landscape_cases import Interrupted, everything, network, quadratic
 
 
 def test_gradients_are_counted_and_nothing_is_left_behind() -> None:
@@ -21,10 +21,10 @@ def test_gradients_are_counted_and_nothing_is_left_behind() -> None:
         calls.append(1)
         return closure()
 
-    before = _everything(model)
+    before = everything(model)
     found = choose_radii(model, counting, count=4)
     assert found.gradients == len(calls) == CHOOSING_GRADIENTS
-    assert all(map(torch.equal, before, _everything(model)))
+    assert all(map(torch.equal, before, everything(model)))
     assert len(found.radii) == 4
 
 
@@ -33,24 +33,12 @@ def test_gradients_are_counted_and_nothing_is_left_behind() -> None:
 def test_a_closure_that_fails_leaves_nothing_behind(call: int, dtype: torch.dtype) -> None:
     """At the rounding probe, and at the last."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
-    before, calls = _everything(model), iter(range(100))
-
-    def failing() -> None:
-        closure()
-        if next(calls) == call:
-            raise KeyboardInterrupt
-
+    before, failing = everything(model), Interrupted(closure, call)
     with pytest.raises(KeyboardInterrupt):
         choose_radii(model, failing)
     for param in model.parameters():
         assert param.grad is None
-    assert all(map(torch.equal, before, _everything(model)))
-
-
-def _everything(model: nn.Module) -> list[Tensor]:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    kept = [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]
-    return [tensor.detach().clone() for tensor in kept]
+    assert all(map(torch.equal, before, everything(model)))
 
 
 def test_rounding_drives_the_radius_up() -> None:

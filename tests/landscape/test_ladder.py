@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aliceopt.landscape import Ladder, ladder, power_law
-from landscape_cases import generator, network, quadratic
+from landscape_cases import Interrupted, everything, generator, network, quadratic
 
 COORDINATES, KINKS = 300, 400
 DENSITY = COORDINATES * KINKS / 2 * (1 + 1 / 12)  # of kinks in [-1, 1], times the mean square jump
@@ -284,20 +284,14 @@ def test_batches_have_directions_of_their_own() -> None:
 # ---- what is left behind -----------------------------------------------------------------------
 
 
-def _everything(model: nn.Module) -> list[Tensor]:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    kept = [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]
-    return [tensor.detach().clone() for tensor in kept]
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_nothing_is_left_behind(dtype: torch.dtype) -> None:
     """Parameters, gradients, buffers and random state, to the bit."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
     closure()
-    before = _everything(model)
+    before = everything(model)
     ladder(model, [closure] * 2, 1e-2, count=3, directions=2)
-    assert all(map(torch.equal, before, _everything(model)))
+    assert all(map(torch.equal, before, everything(model)))
 
 
 @pytest.mark.parametrize("call", [0, 4, 13, 17])
@@ -305,16 +299,10 @@ def test_nothing_is_left_behind_by_a_closure_that_fails(call: int) -> None:
     """At the first center, half-way up, at the second batch's center and on its ladder."""
     model, closure = network(dropout=0.2, norm=True)
     closure()
-    before, calls = _everything(model), iter(range(100))
-
-    def failing() -> None:
-        closure()
-        if next(calls) == call:
-            raise KeyboardInterrupt
-
+    before, failing = everything(model), Interrupted(closure, call)
     with pytest.raises(KeyboardInterrupt):
         ladder(model, [failing] * 2, 1e-2, count=3, directions=2)
-    assert all(map(torch.equal, before, _everything(model)))
+    assert all(map(torch.equal, before, everything(model)))
 
 
 # ---- what is refused ---------------------------------------------------------------------------

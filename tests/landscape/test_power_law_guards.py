@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from aliceopt.landscape import power_law
-from landscape_cases import network
+from landscape_cases import Interrupted, everything, network
 from paper import paper_alice
 
 # ---- what is replayed and put back -------------------------------------------------------------
@@ -24,21 +24,15 @@ def test_dropout_draws_the_same_masks_everywhere() -> None:
     assert power_law(model, closure, 2e-4).total.exponent == pytest.approx(2, abs=0.01)
 
 
-def _everything(model: nn.Module) -> list[Tensor]:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    kept = [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]
-    return [tensor.detach().clone() for tensor in kept]
-
-
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_nothing_is_left_behind(dtype: torch.dtype, second: bool) -> None:
     """Parameters, gradients, buffers and random state: the same objects, the same bits."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
     closure()
-    before, objects = _everything(model), [p.grad for p in model.parameters()]
+    before, objects = everything(model), [p.grad for p in model.parameters()]
     power_law(model, closure, 1e-2, second=second)
-    assert all(map(torch.equal, before, _everything(model)))
+    assert all(map(torch.equal, before, everything(model)))
     assert all(p.grad is g for p, g in zip(model.parameters(), objects, strict=True))
 
 
@@ -47,16 +41,10 @@ def test_nothing_is_left_behind_by_a_closure_that_raises(call: int) -> None:
     """At the center, at the first displacement, and in the middle."""
     model, closure = network(dropout=0.2, norm=True)
     closure()
-    before, calls = _everything(model), iter(range(100))
-
-    def failing() -> None:
-        closure()
-        if next(calls) == call:
-            raise KeyboardInterrupt
-
+    before, failing = everything(model), Interrupted(closure, call)
     with pytest.raises(KeyboardInterrupt):
         power_law(model, failing, 1e-2)
-    assert all(map(torch.equal, before, _everything(model)))
+    assert all(map(torch.equal, before, everything(model)))
 
 
 def test_gradients_of_other_parameters_are_not_touched() -> None:
@@ -64,9 +52,9 @@ def test_gradients_of_other_parameters_are_not_touched() -> None:
     model, closure = network()
     closure()
     model.get_submodule("output").requires_grad_(False)
-    before = _everything(model)
+    before = everything(model)
     assert set(power_law(model, closure, 1e-3).blocks) == {"hidden"}
-    assert all(map(torch.equal, before, _everything(model)))
+    assert all(map(torch.equal, before, everything(model)))
 
 
 def test_alice_trains_on_as_if_nobody_had_looked() -> None:
@@ -82,7 +70,7 @@ def test_alice_trains_on_as_if_nobody_had_looked() -> None:
                 mu = [p.detach().clone() for p in model.parameters()]
                 power_law(model, closure, 1e-3, directions=2, step=step)
                 assert all(map(torch.equal, mu, model.parameters()))
-        results.append(_everything(model))
+        results.append(everything(model))
     assert all(map(torch.equal, *results))
 
 

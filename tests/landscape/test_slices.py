@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.landscape import slices
-from landscape_cases import generator, network, quadratic
+from landscape_cases import Interrupted, everything, generator, network, quadratic
 
 
 def loss_at(model: nn.Module, closure, moves: dict[str, Tensor]) -> float:
@@ -105,28 +105,15 @@ def test_nothing_is_left_behind(dtype: torch.dtype, call: int | None) -> None:
     """Parameters, gradients, buffers and random state to the bit; also after a failure anywhere."""
     model, closure = network(dropout=0.2, norm=True, dtype=dtype)
     closure()
-    before, calls = _everything(model), iter(range(100))
-
-    def counted() -> Tensor:
-        loss = closure()
-        if next(calls) == call:
-            raise KeyboardInterrupt
-        return loss
-
+    before, counted = everything(model), Interrupted(closure, call)
     asked = {"points": 3, "probes": 2}
     if call is None:
         found = slices(model, [counted] * 2, ["random", "gradient"], 0.05, **asked)
-        assert next(calls) == found.gradients
+        assert counted.calls == found.gradients
     else:
         with pytest.raises(KeyboardInterrupt):
             slices(model, [counted] * 2, ["random", "gradient"], 0.05, **asked)
-    assert all(map(torch.equal, before, _everything(model)))
-
-
-def _everything(model: nn.Module) -> list[Tensor]:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    kept = [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]
-    return [tensor.detach().clone() for tensor in kept]
+    assert all(map(torch.equal, before, everything(model)))
 
 
 def test_bad_input_is_named() -> None:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from ..landscape.excursion import Visit, excursion, sites_of
-from ..landscape.samples import samples
+from ..landscape.samples import checked_terms, samples
 from ..sharding import as_part_of, sum_over_shards, whole
 from ..site import Draw, Site, state_dtype
 from .averages import CENTER, SIDES, TERMS, Key, Sensitivity
@@ -112,7 +112,7 @@ def sensitivity(
     tensors = {name: weight.parameter for name, weight in weights.items()}
     sites = sites_of(tensors, model, radii[0], center)
     path = None if checkpoint is None else own_path(Path(checkpoint))
-    found = started(Sensitivity(radii, _checked_terms(terms), seed), path, sites, errors)
+    found = started(Sensitivity(radii, checked_terms(terms, TERMS), seed), path, sites, errors)
     for batch in islice(batches, found.batches, None):
         unique = list(sites.values())
         looking = excursion(unique, model, partial(closure, batch), radii[-1] / radii[0])
@@ -139,16 +139,6 @@ def _checked_radii(radius: Any) -> tuple[float, ...]:
     if not radii or len(set(radii)) < len(radii):
         raise ValueError(f"radius must be different numbers in (0, inf), got {radius!r}")
     return tuple(sorted(float(value) for value in radii))
-
-
-def _checked_terms(terms: Any) -> tuple[str, ...]:
-    wanted = (terms,) if isinstance(terms, str) else tuple(terms)
-    for term in wanted:
-        if term not in TERMS:
-            raise ValueError(f"terms must be some of {', '.join(TERMS)}; got {term!r}")
-    if not wanted or len(set(wanted)) < len(wanted):
-        raise ValueError(f"terms must be one or more different ones, got {terms!r}")
-    return wanted
 
 
 def _distributed(found: Sensitivity, sites: Mapping[str, Site]) -> Sensitivity:

@@ -33,7 +33,7 @@ from .power_law import (
     without_nan,
 )
 from .rises import taken
-from .samples import samples
+from .samples import checked_terms, samples
 from .spread import Estimate, estimates
 
 __all__ = ["TERMS", "Diagonals", "diagonals", "exact_diagonals"]
@@ -123,7 +123,7 @@ def diagonals(
         raise ValueError(f"radius must be a number in (0, inf), got {radius!r}")
     check_whole("directions", directions, 1)
     check_whole("seed", seed, 0)
-    wanted = _checked(terms)
+    wanted = checked_terms(terms, TERMS)
     named, module = named_parameters(model)
     sites = sites_of(named, module, float(radius), None)
     members = block_members(named, sites, blocks)
@@ -146,16 +146,6 @@ def diagonals(
         means=means,
         errors=errors,
     )
-
-
-def _checked(terms: Any) -> tuple[str, ...]:
-    wanted = (terms,) if isinstance(terms, str) else tuple(terms)
-    for term in wanted:
-        if term not in TERMS:
-            raise ValueError(f"terms must be some of {', '.join(TERMS)}; got {term!r}")
-    if not wanted or len(set(wanted)) < len(wanted):
-        raise ValueError(f"terms must be one or more different ones, got {terms!r}")
-    return wanted
 
 
 class _Averages:

@@ -22,7 +22,18 @@ from torch import Tensor
 
 from ..site import Draw, Site, signs_of
 
-__all__ = ["samples"]
+__all__ = ["checked_terms", "samples"]
+
+
+def checked_terms(terms: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """One or more different ones of those that are known."""
+    wanted = (terms,) if isinstance(terms, str) else tuple(terms)
+    for term in wanted:
+        if term not in known:
+            raise ValueError(f"terms must be some of {', '.join(known)}; got {term!r}")
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise ValueError(f"terms must be one or more different ones, got {terms!r}")
+    return wanted
 
 
 def samples(

@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
+from aliceopt.lab.figures.power_law import mark_powers
 from aliceopt.lab.landscapes import View
 from aliceopt.landscape import Slice
 
@@ -47,7 +48,7 @@ def draw_exponents(
         for axes, view in zip(panels, shown, strict=True):
             draw_ladder(axes, view)
         panels[0].set_ylabel("exponent p of gradient variations")
-        _mark(panels[-1])
+        mark_powers(panels[-1])
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(
             handles,
@@ -83,18 +84,6 @@ def draw_ladder(axes: Axes, view: View) -> None:
         axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
     axes.set_title(style.safe(view.network))
     axes.set_xlabel("radius")
-
-
-def _mark(axes: Axes) -> None:
-    for power, meaning in ((2, "Hessian"), (1, "glass")):
-        axes.annotate(
-            f"p = {power}\n{meaning}",
-            (1.0, power),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-        )
 
 
 def _note(figure: Figure, shown: Sequence[View]) -> None:

@@ -19,7 +19,7 @@ from aliceopt.lab.records import RecordError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_power_law"]
+__all__ = ["draw_power_law", "mark_powers"]
 
 Curve = tuple[list[float], list[float], list[float], list[float]]
 
@@ -79,12 +79,9 @@ def _draw_block(
             axes.plot([x for x, _ in told], [p for _, p in told], ".", **dots)
 
 
-def _finish_axes(axes: Axes, exponents: Sequence[float]) -> None:
-    """A range for the exponents and both lines; bands may be wider and are cut."""
-    low, high = min(exponents, default=1.0), max(exponents, default=2.0)
-    axes.set_ylim(min(0.9, low - 0.15), max(2.2, high + 0.15))
+def mark_powers(axes: Axes) -> None:
+    """What exponents of 2 and 1 mean, at the right edge."""
     for power, meaning in ((2, "Hessian"), (1, "glass")):
-        axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
         axes.annotate(
             f"p = {power}\n{meaning}",
             (1.0, power),
@@ -93,6 +90,15 @@ def _finish_axes(axes: Axes, exponents: Sequence[float]) -> None:
             textcoords="offset points",
             va="center",
         )
+
+
+def _finish_axes(axes: Axes, exponents: Sequence[float]) -> None:
+    """A range for the exponents and both lines; bands may be wider and are cut."""
+    low, high = min(exponents, default=1.0), max(exponents, default=2.0)
+    axes.set_ylim(min(0.9, low - 0.15), max(2.2, high + 0.15))
+    for power in (1, 2):
+        axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
+    mark_powers(axes)
     axes.margins(x=0.02)
     axes.set_xlabel("epoch")
     axes.set_ylabel("exponent p of gradient variations")

@@ -1,0 +1,24 @@
+"""What is said of pruned networks: the criterion to use, and whether its lead is real."""
+
+from aliceopt.lab.compression import Result
+from aliceopt.lab.results.compression_table import decision
+
+
+def test_a_lead_is_established_only_if_seeds_agree():
+    """Differences of .10, .12, .14 do; of -.2, .0, .5 do not."""
+
+    def results(**losses: list[float]) -> list[Result]:
+        return [
+            Result(name, 0.5, seed, loss, 0.0)
+            for name, values in losses.items()
+            for seed, loss in enumerate(values)
+        ]
+
+    losses = {"curvature": [1.0, 1.0, 1.0], "point": [1.01, 1.01, 1.01]}
+    (said,) = decision(results(**losses, fisher=[1.10, 1.12, 1.14]))
+    assert said.startswith(
+        "50%: h over a radius: h w\u00b2, loss 1.000; best of the others: Fisher: F w\u00b2, 1.120"
+    )
+    assert said.endswith("(difference 0.120 \u00b1 0.050, established)")
+    (said,) = decision(results(curvature=[1.0, 1.0, 1.0], fisher=[0.8, 1.0, 1.5]))
+    assert said.endswith("not established)")
