@@ -68,7 +68,7 @@ def carried_out(problem: str, number: int, folder: Path, **choices: Any) -> Find
         execute(tuning, place / "tuning", here, resume=True)
     plan = tuned(study, place)
     execute(plan, place, here)
-    return find(plan.document, read_runs(place, plan.document))
+    return find(plan, read_runs(place, plan))
 
 
 def is_right(finding: Finding, winner: str | None) -> bool:

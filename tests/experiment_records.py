@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -12,7 +11,8 @@ from typing import Any
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import Journal, run_folder, write_plan
 from aliceopt.lab.results.kept import identity
-from aliceopt.lab.spec import Run
+from aliceopt.lab.spec import Plan, Run
+from aliceopt.lab.typed import to_json
 
 Value = Callable[[str, int, float], float]
 """The metric of (method, seed, done share of the run)."""
@@ -20,13 +20,13 @@ Value = Callable[[str, int, float], float]
 BLOCKS = ("initial convolution", "stage 1", "stage 2", "stage 3", "stage 4", "final layer")
 
 
-def near_paper(plan: dict[str, Any], shift: float = 0.0) -> Value:
+def near_paper(plan: Plan, shift: float = 0.0) -> Value:
     """Runs that approach the paper's median, plus a shift and some luck of the seed."""
 
     def value(method: str, seed: int, done: float) -> float:
-        middle = plan["paper"].get(method, [0, 90.0, 0])[1] + shift
+        middle = plan.paper.get(method, [0, 90.0, 0])[1] + shift
         luck = random.Random(f"{method}{seed}").uniform(-1, 1) * 0.004 * middle
-        start = 10.0 if plan["better"] == "higher" else 4 * middle
+        start = 10.0 if plan.better == "higher" else 4 * middle
         return start + (middle + luck - start) * min(1.0, done) ** 0.25
 
     return value
@@ -44,26 +44,25 @@ def write_records(
     sets: Iterable[str] = (),
     methods: Iterable[str] | None = None,
     evaluations: int = 20,
-) -> dict[str, Any]:
+) -> Plan:
     """Write plan and journals of all runs; ``lost`` names those that did not finish, and how.
 
     A run that is lost as "null" finished with a metric that is not finite. ``sets`` are changes
     as ``--set`` makes them.
     """
-    planned = experiment_plan(name, scale, seeds=seeds, sets=sets, methods=methods, read=False)
-    plan = planned.document
+    plan = experiment_plan(name, scale, seeds=seeds, sets=sets, methods=methods, read=False)
     write_plan(folder, plan)
     value = value or near_paper(plan)
-    for run in planned.runs:
+    for run in plan.runs:
         fate = (lost or {}).get((run.method, run.seed), "finished")
         if fate != "missing":
-            _write_run(folder, plan, run, fate, value, generated, evaluations)
+            _write_run(folder, plan, plan.run(run), fate, value, generated, evaluations)
     return plan
 
 
 def _write_run(
     folder: Path,
-    plan: dict[str, Any],
+    plan: Plan,
     run: Run,
     fate: str,
     value: Value,
@@ -71,10 +70,10 @@ def _write_run(
     evaluations: int,
 ) -> None:
     method, seed, steps = run.method, run.seed, run.training.steps
-    cost = next(r["gradients"] for r in plan["runs"] if (r["method"], r["seed"]) == (method, seed))
+    cost = next(r.gradients for r in plan.runs if (r.method, r.seed) == (method, seed))
     journal = Journal(run_folder(folder, method, seed) / "records.jsonl")
-    note = plan["data"] + (" (generated)" if generated else "")
-    journal.write("start", run={"method": method, "seed": seed}, config=run.as_dict(), data=note)
+    note = plan.data + (" (generated)" if generated else "")
+    journal.write("start", run={"method": method, "seed": seed}, config=to_json(run), data=note)
     where: dict[str, Any] = {}
     for i in range(evaluations + 1):
         done = i / evaluations
@@ -83,12 +82,12 @@ def _write_run(
         step = round(done * steps)
         where = {
             "step": step,
-            "epoch": step / plan["training"]["batches"],
+            "epoch": step / plan.training.batches,
             "gradients": round(done * cost),
             "seconds": done * cost / 1000,
         }
         journal.write("evaluation", **where, loss=1.0, metric=value(method, seed, done))
-        if plan["figure"] == "power_law":
+        if plan.figure == "power_law":
             _write_exponents(journal, where, seed, done)
     if fate in ("finished", "null"):
         final = value(method, seed, 1.0) if fate == "finished" else math.nan
@@ -127,10 +126,10 @@ def kept_run(
 ) -> dict[str, Any]:
     """A kept run of an experiment as it is filed, which ended like this; None: it diverged."""
     plan = experiment_plan(experiment, methods=[method], seeds=[seed], read=False, check=False)
-    config = json.loads(json.dumps(plan.runs[0].as_dict()))
+    config = to_json(plan.run(plan.runs[0]))
     columns = {name: [0.0] for name in ("epoch", "gradients", "seconds", "loss", "metric")}
     line = {
-        **{name: plan.document[name] for name in ("scale", "metric", "better")},
+        **{name: getattr(plan, name) for name in ("scale", "metric", "better")},
         "experiment": experiment,
         "method": method,
         "label": config["label"],

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.plan import Plan, plan_of
+from aliceopt.lab.plan import plan_of
 from aliceopt.lab.records import Journal, run_folder, write_plan
-from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.spec import Plan, Run, Schedule, Training, UserProblem
 from aliceopt.lab.study import Study
 from aliceopt.lab.tuning import rounds
 
@@ -70,17 +70,27 @@ def write_problem(folder: Path) -> str:
 def small_run(file: str, optimizer: str, options: dict[str, Any], **training: Any) -> Run:
     """Eight steps on the small problem; evaluations at 2, 4, 6, 8 and logs at 3, 6, 8."""
     chosen = {"steps": 8, "evaluations": 4, "logs": 3, "schedule": Schedule("cosine"), **training}
-    problem = {"function": file if ":" in file else f"{file}:problem"}
+    problem = UserProblem(file if ":" in file else f"{file}:problem")
     return Run(optimizer, optimizer, optimizer, options, 1, problem, Training(**chosen))
 
 
 def small_plan(file: str, methods: dict[str, dict[str, Any]], **changes: Any) -> Plan:
     """A plan of two seeds on the small problem."""
     settings = {"seeds": 2, "train": {"steps": 6, "evaluations": 3, "logs": 3}, **changes}
-    about = {"kind": "study", "name": "small", "title": "Small", "scale": "study"}
-    about |= {"figure": "study", "metric": "accuracy", "better": "higher"}
-    problem = {"function": file if ":" in file else f"{file}:problem"}
-    return plan_of(about, problem, settings, methods, 5)
+    problem = UserProblem(file if ":" in file else f"{file}:problem")
+    return plan_of(
+        problem,
+        settings,
+        methods,
+        5,
+        kind="study",
+        name="small",
+        title="Small",
+        scale="study",
+        figure="study",
+        metric="accuracy",
+        better="higher",
+    )
 
 
 def write_tuning(study: Study, folder: Path, end: Callable[[str, int, int], Any]) -> list[Plan]:
@@ -91,7 +101,7 @@ def write_tuning(study: Study, folder: Path, end: Callable[[str, int, int], Any]
     plans = []
     for plan in rounds(study, folder):
         plans.append(plan)
-        write_plan(folder / "tuning", plan.document)
+        write_plan(folder / "tuning", plan)
         for run in plan.runs:
             path = run_folder(folder / "tuning", run.method, run.seed) / "records.jsonl"
             if not path.exists():

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.records import Journal, RunRecord, run_folder, write_plan
+from aliceopt.lab.spec import (
+    Chosen,
+    LabProblem,
+    Plan,
+    PlannedMethod,
+    PlannedRun,
+    PlannedTraining,
+    Schedule,
+    TriedRate,
+    Tuned,
+)
 
 TERMS = ("none", "glass", "abs", "glass+abs", "rms", "signed")
-STEPS = ("naq", "full")
+STEPS = {"naq": "NAQ", "full": "full"}
 BASELINES = {
     "adam": "Adam",
     "adamw": "AdamW",
@@ -31,76 +42,65 @@ def grid_plan(
     terms: tuple[str, ...] = TERMS,
     baselines: tuple[str, ...] = tuple(BASELINES),
     **more: Any,
-) -> dict[str, Any]:
+) -> Plan:
     """A plan as a study writes it."""
-    methods: dict[str, Any] = {}
-    for step in STEPS:
-        for term in terms:
-            shown = {"naq": "NAQ", "full": "full"}[step]
-            methods[f"alice-{term.replace('+', '-')}-{step}"] = {
-                "label": f"Alice, {term}, {shown}",
-                "family": "alice",
-                "terms": term,
-                "step": step,
-                "optimizer": "alice",
-                "options": {"lr": 0.01, "terms": term, "step": step},
-            }
+    methods = {
+        f"alice-{term.replace('+', '-')}-{step}": PlannedMethod(
+            label=f"Alice, {term}, {shown}",
+            family="alice",
+            optimizer="alice",
+            options={"lr": 0.01, "terms": term, "step": step},
+            terms=term,
+            step=step,
+        )
+        for step, shown in STEPS.items()
+        for term in terms
+    }
     for name in baselines:
-        methods[name] = {
-            "label": BASELINES[name],
-            "family": "baseline",
-            "terms": None,
-            "step": None,
-            "optimizer": "sgd" if name == "nesterov" else name,
-            "options": {"lr": 0.001},
-        }
-    order = range(seeds)
-    return {
+        optimizer = "sgd" if name == "nesterov" else name
+        methods[name] = PlannedMethod(BASELINES[name], "baseline", optimizer, {"lr": 0.001})
+    fields: dict[str, Any] = {
         "kind": "study",
         "name": "digits-study",
         "title": "Which curvature terms help: a small convnet on digits",
         "scale": "study",
-        "budget": "steps",
-        "target": None,
-        "tuned": False,
-        "paper": {},
-        "training": {
-            "epochs": 12,
-            "evaluations": 20,
-            "batch_size": 64,
-            "precision": "float32",
-            "schedule": {"shape": "cosine", "warmup": 0.05},
-            "batches": 22,
-        },
-        "problem": {
-            "model": {"name": "convnet"},
-            "data": {"name": "digits"},
-            "batch_size": 64,
-            "metric": metric,
-        },
+        "training": PlannedTraining(
+            epochs=12, batch_size=64, batches=22, schedule=Schedule("cosine", warmup=0.05)
+        ),
+        "problem": LabProblem({"name": "convnet"}, {"name": "digits"}, 64, metric),
         "metric": metric,
         "better": "higher" if metric == "accuracy" else "lower",
         "data": "digits",
         "figure": "study",
         "methods": methods,
-        "seeds": list(order),
+        "seeds": list(range(seeds)),
         "runs": [
-            {"method": m, "seed": s, "steps": BUDGET, "gradients": gradients_of(methods[m])}
-            for s in order
-            for m in methods
+            PlannedRun(key, seed, BUDGET, gradients_of(method))
+            for seed in range(seeds)
+            for key, method in methods.items()
         ],
-        **more,
     }
+    return Plan(**fields | more)
 
 
-def gradients_of(about: Mapping[str, Any]) -> int:
+def gradients_of(method: PlannedMethod) -> int:
     """Gradient evaluations of a run of `BUDGET` steps."""
-    probes = about["terms"] not in (None, "none")
-    return BUDGET * 3 // 2 if probes else BUDGET
+    return BUDGET * 3 // 2 if method.terms not in (None, "none") else BUDGET
+
+
+def tuned_as(
+    edge: Collection[str] = (), most: int = 7, **tried: list[tuple[float, list[float | None]]]
+) -> Tuned:
+    """What a plan says of rates that ended so; the first is the one chosen."""
+    chosen = {
+        method: Chosen(found[0][0], method in edge, [TriedRate(*one) for one in sorted(found)])
+        for method, found in tried.items()
+    }
+    return Tuned([8, 9], most, runs=14, gradients=999, seconds=188.0, chosen=chosen)
 
 
 def invented_results(
-    plan: Mapping[str, Any],
+    plan: Plan,
     effects: Mapping[str, float] | None = None,
     *,
     seed: int = 0,
@@ -110,37 +110,37 @@ def invented_results(
 ) -> dict[tuple[str, int], float]:
     """Final results: a base, a seed's own luck, a method's effect, and noise of each run."""
     draw = random.Random(seed)
-    base = {"accuracy": 97.0, "loss": 0.2}.get(plan["metric"], 30.0) if base is None else base
-    luck = {s: draw.gauss(0, noise) for s in plan["seeds"]}
+    base = {"accuracy": 97.0, "loss": 0.2}.get(plan.metric, 30.0) if base is None else base
+    luck = {s: draw.gauss(0, noise) for s in plan.seeds}
     results = {}
-    for run in plan["runs"]:
-        m, s = run["method"], run["seed"]
+    for run in plan.runs:
+        m, s = run.method, run.seed
         value = base + luck[s] + (effects or {}).get(m, 0.0) + draw.gauss(0, noise)
         results[m, s] = round(value / grain) * grain if grain else value
     return results
 
 
-def in_memory(plan: Mapping[str, Any], results: Mapping[tuple[str, int], Any]) -> list[RunRecord]:
+def in_memory(plan: Plan, results: Mapping[tuple[str, int], Any]) -> list[RunRecord]:
     """Records of runs that ended so: a number finished, a word is the status, absent missing.
 
     Not a number finished without a result, as early records can say.
     """
     runs = []
-    for planned in plan["runs"]:
-        m, s = planned["method"], planned["seed"]
-        run = RunRecord(m, plan["methods"][m]["label"], s)
+    for planned in plan.runs:
+        m, s = planned.method, planned.seed
+        run = RunRecord(m, plan.methods[m].label, s)
         result = results.get((m, s))
         if isinstance(result, str):
             run.status = result  # type: ignore[assignment]
         elif result is not None:
             run.status, run.final = "finished", result if math.isfinite(result) else None
-            run.gradients, run.seconds = planned["gradients"], planned["gradients"] / 100
+            run.gradients, run.seconds = planned.gradients, planned.gradients / 100
             run.evaluations = [
                 {
                     "event": "evaluation",
                     "step": part * BUDGET // 4,
-                    "gradients": part * planned["gradients"] // 4,
-                    "seconds": part * planned["gradients"] / 400,
+                    "gradients": part * planned.gradients // 4,
+                    "seconds": part * planned.gradients / 400,
                     "metric": _or_null(on_the_way(plan, result, part / 4)),
                 }
                 for part in range(5)
@@ -153,23 +153,23 @@ def _or_null(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def on_the_way(plan: Mapping[str, Any], final: float, share: float) -> float:
+def on_the_way(plan: Plan, final: float, share: float) -> float:
     """A learning curve that ends at `final`."""
-    start = {"accuracy": 10.0, "loss": 2.3}.get(plan["metric"], 300.0)
+    start = {"accuracy": 10.0, "loss": 2.3}.get(plan.metric, 300.0)
     left = (math.exp(-5 * share) - math.exp(-5)) / (1 - math.exp(-5))
     return final + (start - final) * left
 
 
 def write_folder(
     folder: Path,
-    plan: Mapping[str, Any],
+    plan: Plan,
     results: Mapping[tuple[str, int], Any],
     reason: str = "the loss became nan at step 37",
 ) -> Path:
     """A folder of records; results as for `in_memory`."""
     write_plan(folder, plan)
-    for planned in plan["runs"]:
-        m, s = planned["method"], planned["seed"]
+    for planned in plan.runs:
+        m, s = planned.method, planned.seed
         if (result := results.get((m, s))) is not None:
             journal = Journal(run_folder(folder, m, s) / "records.jsonl")
             _write_run(journal, plan, planned, result, reason)
@@ -177,15 +177,13 @@ def write_folder(
     return folder
 
 
-def _write_run(
-    journal: Journal, plan: Mapping[str, Any], planned: Mapping[str, Any], result: Any, reason: str
-) -> None:
-    method, seed = planned["method"], planned["seed"]
-    about = plan["methods"][method]
+def _write_run(journal: Journal, plan: Plan, planned: PlannedRun, result: Any, reason: str) -> None:
+    method, seed = planned.method, planned.seed
+    about = plan.methods[method]
     journal.write(
         "start",
-        run={"method": method, "label": about["label"], "seed": seed},
-        config={"optimizer": about["optimizer"], "options": about["options"], "steps": BUDGET},
+        run={"method": method, "label": about.label, "seed": seed},
+        config={"optimizer": about.optimizer, "options": about.options, "steps": BUDGET},
         versions={
             "aliceopt": "0.1.0",
             "commit": "0123456789abcdef",
@@ -206,7 +204,7 @@ def _write_run(
         if share > stop:
             break
         _write_point(journal, plan, planned, final, share)
-    cost = {"gradients": planned["gradients"], "seconds": planned["gradients"] / 100}
+    cost = {"gradients": planned.gradients, "seconds": planned.gradients / 100}
     if result in ("diverged", "failed"):
         journal.write("end", status=result, reason=reason, step=37, metric=None, best=None, **cost)
     elif result != "interrupted":
@@ -217,20 +215,20 @@ def _write_run(
 
 def _write_point(
     journal: Journal,
-    plan: Mapping[str, Any],
-    planned: Mapping[str, Any],
+    plan: Plan,
+    planned: PlannedRun,
     final: float,
     share: float,
 ) -> None:
-    gradients = round(share * planned["gradients"])
+    gradients = round(share * planned.gradients)
     where = {"step": round(share * BUDGET), "gradients": gradients, "seconds": gradients / 100}
     value = on_the_way(plan, final, share)
-    metric = plan["metric"]
+    metric = plan.metric
     named = {"loss": value} if metric == "loss" else {"loss": 2.3 - 2 * share, metric: value}
     if share:
         journal.write("train", epoch=4 * share, loss=2.3 - 2 * share, lr=0.01, **where)
     journal.write("evaluation", epoch=4 * share, metric=value, **named, **where)
-    if plan["methods"][planned["method"]]["terms"] not in (None, "none"):
+    if plan.methods[planned.method].terms not in (None, "none"):
         blocks = {}
         for depth, name in enumerate(("conv1", "conv2", "hidden", "output")):
             glass = 0.75 - 0.2 * depth + 0.1 * share

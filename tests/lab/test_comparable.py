@@ -15,6 +15,7 @@ from aliceopt.lab.problem import Problem, ProblemError
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_all
 from aliceopt.lab.rules import check_repeatable, try_problem
+from aliceopt.lab.spec import UserProblem
 from aliceopt.lab.study import study_plan
 
 HEAD = """
@@ -82,7 +83,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("function", ["good", "from_numpy"])
 def test_weights_follow_from_the_seed_alone(module, function):
     """Also in the first run of a process, which imports the module, and with numpy's numbers."""
-    config = {"function": f"{module}:{function}"}
+    config = UserProblem(f"{module}:{function}")
     first, again, other = (build_problem(config, seed) for seed in (3, 3, 4))
     check_repeatable(first, again)
     assert torch.equal(first.model.bias, again.model.bias)

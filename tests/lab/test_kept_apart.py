@@ -41,9 +41,9 @@ def test_overwriting_also_forgets_methods_of_earlier_plans(tmp_path: Path):
     file, out = write_problem(tmp_path), tmp_path / "out"
     both = small_plan(file, {"adam": ADAM, "sgd": SGD})
     execute(both, out, Local(workers=1))
-    write_plan(out, small_plan(file, {"adam": ADAM}).document)
+    write_plan(out, small_plan(file, {"adam": ADAM}))
     (out / "sgd" / "mine.txt").write_text("keep")
-    clear(out, both.document)
+    clear(out, both)
     assert [str(p.relative_to(out)) for p in out.rglob("*")] == ["sgd", "sgd/mine.txt"]
     execute(both, out, Local(workers=1))
     assert {run.status for run in read_runs(out)} == {"finished"}

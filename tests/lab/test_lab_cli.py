@@ -15,6 +15,7 @@ from aliceopt.cli.folders import clear
 from aliceopt.lab.data import generate
 from aliceopt.lab.plan import EXPERIMENTS, SCALES
 from aliceopt.lab.records import read_plan, read_runs
+from aliceopt.lab.typed import to_json
 from experiment_records import write_records
 
 
@@ -99,10 +100,10 @@ def test_every_experiment_runs_from_nothing_to_its_report(name, tmp_path):
     folder = tmp_path / "runs" / f"{name}-smoke"
     plan, runs = read_plan(folder), read_runs(folder)
     assert {run.status for run in runs} == {"finished"}
-    for run, promised in zip(runs, plan["runs"], strict=True):
+    for run, promised in zip(runs, plan.runs, strict=True):
         law = run.config["training"]["power_law"]
         measured = len(run.power_law) * (1 + 2 * law["directions"]) if law else 0
-        assert run.gradients + measured == promised["gradients"]
+        assert run.gradients + measured == promised.gradients
         assert len(run.evaluations) == 4
         assert "generated" in run.start["data"]
     assert "generated" in result.output
@@ -230,7 +231,7 @@ def test_overwriting_deletes_what_the_plan_names_and_nothing_else(tmp_path):
 def test_overwriting_deletes_nothing_outside_the_folder(method, seed, name, precious, tmp_path):
     """Whatever names a plan.json from elsewhere holds: a method's, a seed's, its own."""
     assert quick("--out", "out").exit_code == 0
-    plan = read_plan(tmp_path / "out")
+    plan = to_json(read_plan(tmp_path / "out"))
     run, about = plan["runs"][0], plan["methods"]["adam"]
     plan |= {"runs": [{**run, "method": method, "seed": seed}], "methods": {method: about}}
     (tmp_path / "out/plan.json").write_text(json.dumps({**plan, "name": name}))
@@ -250,7 +251,7 @@ def test_somebody_elses_plan_is_left_alone(tmp_path):
     for more in ((), ("--resume",), ("--overwrite",)):
         result = quick("--out", tmp_path / "out", *more)
         assert result.exit_code == 2
-        assert "is not a plan of aliceopt: choose another" in result.stderr
+        assert "is not a plan of aliceopt (kind is missing): choose another" in result.stderr
         assert path.read_text() == '{"name": "a holiday"}'
 
 

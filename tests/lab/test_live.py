@@ -9,23 +9,26 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from aliceopt.lab.live import Live
+from aliceopt.lab.spec import PlannedMethod, PlannedRun
 from aliceopt.lab.train import Progress
+from study_cases import grid_plan
 
-DOCUMENT = {
-    "metric": "accuracy",
-    "methods": {"adam": {"label": "Adam [fused]"}, "alice": {"label": "Alice"}},
-    "runs": [
-        {"method": method, "seed": seed, "gradients": 10 * (1 + (method == "alice"))}
-        for seed in (0, 1)
-        for method in ("adam", "alice")
-    ],
+METHODS = {
+    "adam": PlannedMethod("Adam [fused]", "baseline", "adam", {}),
+    "alice": PlannedMethod("Alice", "alice", "alice", {}),
 }
+RUNS = [
+    PlannedRun(method, seed, 10, 10 * (1 + (method == "alice")))
+    for seed in (0, 1)
+    for method in METHODS
+]
+PLAN = grid_plan(methods=METHODS, runs=RUNS)
 
 
 def show(progresses, todo, *, terminal):
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=120)
-    with Live(DOCUMENT, console, todo) as live:
+    with Live(PLAN, console, todo) as live:
         for progress in progresses:
             live(progress)
         bar = live._bars.tasks[0]
@@ -34,7 +37,7 @@ def show(progresses, todo, *, terminal):
 
 def test_only_ends_are_printed_where_there_is_no_terminal():
     """Brackets in labels and reasons are text; what was finished before is counted."""
-    todo = [("alice", 0), ("adam", 1), ("alice", 1)]
+    todo = RUNS[1:]
     printed, bar = show(
         [
             Progress("alice", 0, 5, 10, 10, 81.234567),
@@ -56,7 +59,7 @@ def test_bars_come_and_go_on_a_terminal():
     """One for all runs, in gradients, and one for every run under way."""
     printed, bar = show(
         [Progress("adam", 0, 5, 10, 5, 81.0), Progress("adam", 0, 10, 10, 10, 82.0, "finished")],
-        [("adam", 0), ("alice", 0)],
+        RUNS[:2],
         terminal=True,
     )
     assert "all runs, in gradients" in printed

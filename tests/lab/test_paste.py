@@ -38,12 +38,12 @@ def test_the_lines_of_every_method_of_a_study_make_its_optimizer(limit: str) -> 
     """The same class and the same options, learning rates to three digits, for all of the plan."""
     pytest.importorskip("sklearn")
     study = study_plan(terms=list(TERMS), baselines=installed(), tune=1, limit=limit, lr=0.0123456)
-    model = build_problem(study.source, seed=0).model
-    methods = study.final.document["methods"]
+    model = build_problem(study.final.problem, seed=0).model
+    methods = study.final.methods
     assert len(methods) >= 2 * len(TERMS) + 5
     for about in methods.values():
-        printed = run(lines_to_paste(about), model)
-        wanted = make_method(about["optimizer"], model, about["options"], seed=0).optimizers
+        printed = run(lines_to_paste(about.optimizer, about.options), model)
+        wanted = make_method(about.optimizer, model, about.options, seed=0).optimizers
         assert [type(o) for o in printed] == [type(o) for o in wanted]
         for mine, theirs in zip(printed, wanted, strict=True):
             rate = mine.defaults["lr"]
@@ -55,15 +55,15 @@ def test_the_lines_of_every_method_of_a_study_make_its_optimizer(limit: str) -> 
 def test_only_what_differs_from_the_default_is_printed() -> None:
     """AdamW's own weight decay is left out, another is not; Alice's step is spelled out."""
     options = {"lr": 0.0158113883, "weight_decay": 0.01}
-    adamw = lines_to_paste({"optimizer": "adamw", "options": options})
+    adamw = lines_to_paste("adamw", options)
     assert adamw.splitlines() == [
         "import torch",
         "optimizer = torch.optim.AdamW(model.parameters(), lr=0.0158, fused=True)",
     ]
-    other = lines_to_paste({"optimizer": "adamw", "options": {**options, "weight_decay": 0.1}})
+    other = lines_to_paste("adamw", {**options, "weight_decay": 0.1})
     assert "weight_decay=0.1" in other
     alice = {"lr": 0.03, "terms": "glass", "step": "full", "limit": "fixed", "quick_steps": 3}
-    text = " ".join(lines_to_paste({"optimizer": "alice", "options": alice}).split())
+    text = " ".join(lines_to_paste("alice", alice).split())
     said = 'lr=0.03, lookahead=1.0, limit="fixed", glass=True, weight_decay=0.0, model=model'
     assert said in text
     assert "hessian" not in text
@@ -71,21 +71,25 @@ def test_only_what_differs_from_the_default_is_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "note"),
+    ("optimizer", "options", "note"),
     [
-        ({"optimizer": "adahessian", "options": {"lr": 0.2}}, "create_graph=True"),
-        ({"optimizer": "schedule-free", "options": {"lr": 0.2}}, "optimizer.eval()"),
-        ({"optimizer": "alice", "options": {"lr": 0.2, "terms": "abs"}}, "step(closure)"),
-        ({"optimizer": "adam", "options": {"lr": 0.2, "max_grad_norm": 1.5}}, "clip first"),
+        ("adahessian", {"lr": 0.2}, "create_graph=True"),
+        ("schedule-free", {"lr": 0.2}, "optimizer.eval()"),
+        ("alice", {"lr": 0.2, "terms": "abs"}, "step(closure)"),
+        ("adam", {"lr": 0.2, "max_grad_norm": 1.5}, "clip first"),
     ],
 )
-def test_what_the_loop_must_do_is_a_comment(about: dict[str, Any], note: str) -> None:
+def test_what_the_loop_must_do_is_a_comment(
+    optimizer: str, options: dict[str, Any], note: str
+) -> None:
     """And no method that needs nothing has one."""
-    comments = [line for line in lines_to_paste(about).splitlines() if line.startswith("# ")]
+    comments = [
+        line for line in lines_to_paste(optimizer, options).splitlines() if line.startswith("# ")
+    ]
     assert len(comments) == 1
     assert note in comments[0]
-    assert "#" not in lines_to_paste({"optimizer": "adam", "options": {"lr": 0.2}})
-    assert "#" not in lines_to_paste({"optimizer": "alice", "options": {"lr": 0.2}})
+    assert "#" not in lines_to_paste("adam", {"lr": 0.2})
+    assert "#" not in lines_to_paste("alice", {"lr": 0.2})
 
 
 def test_a_missing_package_prints_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,5 +100,5 @@ def test_a_missing_package_prints_every_option(monkeypatch: pytest.MonkeyPatch) 
         raise ModuleNotFoundError(module)
 
     monkeypatch.setattr(paste, "import_module", missing)
-    text = lines_to_paste({"optimizer": "adahessian", "options": {"lr": 0.2, "num_samples": 1}})
+    text = lines_to_paste("adahessian", {"lr": 0.2, "num_samples": 1})
     assert "AdaHessian(model.parameters(), lr=0.2, num_samples=1)" in text

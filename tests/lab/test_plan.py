@@ -1,5 +1,6 @@
 """Plans: the paper's numbers, a user's changes, and what a plan promises."""
 
+import json
 import sys
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from aliceopt.lab.methods import METHODS
 from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan, scales_of, settings_of
 from aliceopt.lab.results import deviations
-from aliceopt.lab.spec import Run
+from aliceopt.lab.spec import Plan, PowerLaw
+from aliceopt.lab.typed import from_json, to_json
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +99,14 @@ def test_there_are_the_papers_six_and_four_of_ours():
 def test_the_papers_settings_are_the_papers(name):
     """Steps, seeds, batch, radius, limit, quick steps, betas, eps and lower bound."""
     plan, paper = experiment_plan(name, "paper", read=False), COMMON[name]
-    assert {run.training.steps for run in plan.runs} == {STEPS[name]}
+    assert {run.steps for run in plan.runs} == {STEPS[name]}
     if paper["seeds"]:
-        assert plan.document["seeds"] == list(range(paper["seeds"]))
+        assert plan.seeds == list(range(paper["seeds"]))
     if paper["batch"]:
-        assert plan.document["problem"]["batch_size"] == paper["batch"]
-    for method in plan.document["methods"].values():
-        if method["optimizer"] == "alice":
-            options = method["options"]
+        assert plan.problem.batch_size == paper["batch"]
+    for method in plan.methods.values():
+        if method.optimizer == "alice":
+            options = method.options
             assert options["probe_radius"] == paper["radius"]
             assert options["quick_steps"] == paper["q"]
             assert options["limit"] == paper["limit"]
@@ -115,15 +117,15 @@ def test_the_papers_settings_are_the_papers(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_cell_of_the_paper_has_its_method(name):
     """Step fraction, learning rate and terms, with the triple beside it; no other has one."""
-    document = experiment_plan(name, "paper", read=False).document
+    plan = experiment_plan(name, "paper", read=False)
     found = {}
-    for key, method in document["methods"].items():
-        options, cell = method["options"], document["paper"].get(key)
-        if method["optimizer"] == "alice" and (cell is not None or name == "resnet18-powerlaw"):
+    for key, method in plan.methods.items():
+        options, cell = method.options, plan.paper.get(key)
+        if method.optimizer == "alice" and (cell is not None or name == "resnet18-powerlaw"):
             where = (name, round(phi(options), 9), options["lr"], options["terms"])
             found[where] = None if cell is None else tuple(cell)
-        elif method["optimizer"] != "alice":
-            rate, wanted = BASELINES[name, method["optimizer"]]
+        elif method.optimizer != "alice":
+            rate, wanted = BASELINES[name, method.optimizer]
             assert tuple(cell) == wanted
             assert rate is None or options["lr"] == rate
     assert found == {key: cell for key, cell in CELLS.items() if key[0] == name}
@@ -150,13 +152,12 @@ def test_every_experiment_resolves_at_every_scale(name, rank):
     """Every run whole, with known optimizers; methods and settings of Alice are the paper's."""
     scales = scales_of(name)
     plan, largest = (experiment_plan(name, scales[i], read=False) for i in (rank, 0))
-    document, paper = plan.document, largest.document
-    assert len(plan.runs) == len(document["methods"]) * len(document["seeds"])
-    assert document["methods"] == paper["methods"]
-    assert {run.optimizer for run in plan.runs} <= set(METHODS)
-    assert all(Run.from_dict(run.as_dict()) == run for run in plan.runs)
+    assert len(plan.runs) == len(plan.methods) * len(plan.seeds)
+    assert plan.methods == largest.methods
+    assert {plan.run(run).optimizer for run in plan.runs} <= set(METHODS)
+    assert from_json(Plan, json.loads(json.dumps(to_json(plan)))) == plan
     assert [run.seed for run in plan.runs] == sorted(run.seed for run in plan.runs)
-    assert plan.gradients == sum(r["gradients"] for r in document["runs"]) > 0
+    assert plan.gradients == sum(run.gradients for run in plan.runs) > 0
     assert plan.gradients <= largest.gradients
 
 
@@ -169,19 +170,19 @@ WIDTHS = (1, 1.25, 1.5, 2, 3, 4)
 def test_the_methods_that_are_asked_whether_they_pay(name):
     """Six baselines, six look-aheads, and the six with a net; one schedule and one decay."""
     plan = experiment_plan(name, "lab", read=False)
-    methods = plan.document["methods"]
-    baselines = [m["optimizer"] for m in methods.values() if m["family"] == "baseline"]
+    methods = plan.methods
+    baselines = [m.optimizer for m in methods.values() if m.family == "baseline"]
     assert baselines == ["adamw", "nadamw", "nadamw", "sgd", "schedule-free", "muon"]
-    alices = [m["options"] for m in methods.values() if m["family"] == "alice"]
+    alices = [m.options for m in methods.values() if m.family == "alice"]
     shown = [(o["lookahead"], o["terms"]) for o in alices]
     assert shown == [(w, t) for t in ("none", "glass+abs") for w in WIDTHS]
     for options in alices:
         assert (options["step"], options["quick_steps"], options["lr_min"]) == ("full", 7, 0.0)
-        assert options["lr"] == methods["adamw"]["options"]["lr"]
-        assert options["betas"] == methods["adamw"]["options"].get("betas", [0.9, 0.999])
-    decays = {m["options"]["weight_decay"] for m in methods.values() if m["optimizer"] != "sgd"}
-    assert decays == {0.1} == {methods["muon"]["options"]["adam_weight_decay"]}
-    shapes = {run.method: run.training.schedule.shape for run in plan.runs}
+        assert options["lr"] == methods["adamw"].options["lr"]
+        assert options["betas"] == methods["adamw"].options.get("betas", [0.9, 0.999])
+    decays = {m.options["weight_decay"] for m in methods.values() if m.optimizer != "sgd"}
+    assert decays == {0.1} == {methods["muon"].options["adam_weight_decay"]}
+    shapes = {key: plan.schedule_of(key).shape for key in methods}
     assert shapes.pop("schedule-free") == "constant"
     assert set(shapes.values()) == {"cosine"}
     assert all("." not in key for key in methods)  # --set methods.NAME.lr
@@ -190,7 +191,7 @@ def test_the_methods_that_are_asked_whether_they_pay(name):
 def test_the_sizes_that_are_asked_whether_they_pay():
     """Steps at lab and long scale, and what a step is of."""
     steps = {
-        name: [experiment_plan(name, s, read=False).runs[0].training.steps for s in ("lab", "long")]
+        name: [experiment_plan(name, s, read=False).runs[0].steps for s in ("lab", "long")]
         for name in PAYS
     }
     assert steps == {
@@ -212,16 +213,16 @@ def test_a_method_at_another_rate():
     """Any number of times, beside others; its name and its label say the rate."""
     asked = ["adamw@1e-3", "adamw@2e-3", "ahead-1_5@2e-3", "nadamw"]
     plan = experiment_plan("pays-gpt", "lab", methods=asked, read=False)
-    methods = plan.document["methods"]
+    methods = plan.methods
     assert list(methods) == asked
-    rates = [method["options"]["lr"] for method in methods.values()]
+    rates = [method.options["lr"] for method in methods.values()]
     assert rates == [1e-3, 2e-3, 2e-3, 2e-3]
-    assert methods["adamw@1e-3"]["label"] == "AdamW, lr 1e-3"
-    assert methods["ahead-1_5@2e-3"]["label"] == "ahead 1.5, lr 2e-3"
-    assert methods["ahead-1_5@2e-3"]["options"]["lookahead"] == 1.5
-    unnamed = experiment_plan("vit-naq", methods=["naq-rms@0.1"], read=False).document["methods"]
-    assert unnamed["naq-rms@0.1"]["label"] == "Alice, rms, NAQ, lr 0.1"
-    assert deviations.differences(plan.document, []) == []
+    assert methods["adamw@1e-3"].label == "AdamW, lr 1e-3"
+    assert methods["ahead-1_5@2e-3"].label == "ahead 1.5, lr 2e-3"
+    assert methods["ahead-1_5@2e-3"].options["lookahead"] == 1.5
+    unnamed = experiment_plan("vit-naq", methods=["naq-rms@0.1"], read=False).methods
+    assert unnamed["naq-rms@0.1"].label == "Alice, rms, NAQ, lr 0.1"
+    assert deviations.differences(plan, []) == []
 
 
 @pytest.mark.parametrize("rate", ["", "fast", "-1", "0", "inf", "nan", "true", "[1]"])
@@ -236,10 +237,10 @@ def test_a_rate_that_is_none_is_refused(rate):
 
 def test_ours_are_held_against_their_own_file():
     """At the same scale: a smaller one is no change, an option is."""
-    plan = experiment_plan("pays-gpt", "lab", read=False).document
+    plan = experiment_plan("pays-gpt", "lab", read=False)
     assert deviations.remark(plan, []) == "Settings are those of the experiment as filed."
     changes = ["methods.adamw.lr=1", "train.steps=9"]
-    plan = experiment_plan("pays-gpt", "lab", sets=changes, read=False).document
+    plan = experiment_plan("pays-gpt", "lab", sets=changes, read=False)
     assert deviations.remark(plan, []) == (
         "9 instead of 1,000 steps, other options of AdamW: "
         "not comparable with the experiment as filed."
@@ -249,7 +250,7 @@ def test_ours_are_held_against_their_own_file():
 def test_only_some_of_the_methods_in_the_order_asked_for():
     """An unknown name is answered with the nearest."""
     plan = experiment_plan("resnet18-methods", "smoke", methods=["alice", "adam"], read=False)
-    assert list(plan.document["methods"]) == ["alice", "adam"]
+    assert list(plan.methods) == ["alice", "adam"]
     with pytest.raises(PlanError, match="no method 'adm': did you mean 'adam'"):
         experiment_plan("resnet18-methods", "smoke", methods=["adm"], read=False)
     with pytest.raises(PlanError, match="--methods names none; there is adam"):
@@ -277,16 +278,16 @@ def test_values_are_toml_or_words():
         "model.width=8",
         "seeds=[3, 5]",
     )
-    training = plan.runs[0].training
+    training = plan.run(plan.runs[0]).training
     assert training.precision == "bf16"
     assert (training.schedule.shape, training.schedule.warmup) == ("cosine", 0.25)
     assert training.telemetry is False
-    assert training.power_law == {"radius": 0.5}
-    methods = plan.document["methods"]
-    assert methods["alice"]["options"]["betas"] == [0.8, 0.99]
-    assert (methods["adam"]["options"]["lr"], methods["sgd-m"]["options"]["lr"]) == (3e-4, 0.1)
-    assert methods["adam"]["options"]["weight_decay"] == 0.1
-    assert plan.document["problem"]["model"]["width"] == 8
+    assert training.power_law == PowerLaw(radius=0.5)
+    methods = plan.methods
+    assert methods["alice"].options["betas"] == [0.8, 0.99]
+    assert (methods["adam"].options["lr"], methods["sgd-m"].options["lr"]) == (3e-4, 0.1)
+    assert methods["adam"].options["weight_decay"] == 0.1
+    assert plan.problem.model["width"] == 8
     assert [run.seed for run in plan.runs[::6]] == [3, 5]
 
 
@@ -294,25 +295,25 @@ def test_a_method_may_be_added():
     """Named after its key; Alice's is named after what it does."""
     adam = "methods.slow={optimizer = 'adam', lr = 1e-5}"
     alice = "methods.sharp={optimizer = 'alice', terms = 'rms'}"
-    methods = changed(adam, alice).document["methods"]
-    assert methods["slow"]["label"] == "slow"
-    assert methods["sharp"]["label"] == "Alice, rms, NAQ"
-    assert methods["sharp"]["options"]["lr"] == 0.01
+    methods = changed(adam, alice).methods
+    assert methods["slow"].label == "slow"
+    assert methods["sharp"].label == "Alice, rms, NAQ"
+    assert methods["sharp"].options["lr"] == 0.01
 
 
 def test_the_last_change_wins_and_seeds_have_their_own_option():
     """In the order of the command line."""
-    assert changed("alice.lr=1", "alice.lr=2").document["methods"]["alice"]["options"]["lr"] == 2
-    assert changed("seeds=5", seeds=1).document["seeds"] == [0]
+    assert changed("alice.lr=1", "alice.lr=2").methods["alice"].options["lr"] == 2
+    assert changed("seeds=5", seeds=1).seeds == [0]
 
 
 def test_steps_and_epochs_replace_each_other():
     """Whichever was said last; half an epoch is half the batches."""
-    assert changed("train.steps=17").runs[0].training.steps == 17
-    assert changed("train.steps=17", scale="paper").runs[0].training.steps == 17
-    assert changed("train.epochs=2", scale="paper").runs[0].training.steps == 1000
-    assert changed("train.steps=9", "train.epochs=0.5", scale="lab").runs[0].training.steps == 250
-    assert changed("train.epochs=1e-9").runs[0].training.steps == 1
+    assert changed("train.steps=17").runs[0].steps == 17
+    assert changed("train.steps=17", scale="paper").runs[0].steps == 17
+    assert changed("train.epochs=2", scale="paper").runs[0].steps == 1000
+    assert changed("train.steps=9", "train.epochs=0.5", scale="lab").runs[0].steps == 250
+    assert changed("train.epochs=1e-9").runs[0].steps == 1
 
 
 @pytest.mark.parametrize(
@@ -349,9 +350,11 @@ def test_steps_and_epochs_replace_each_other():
         ("train.batch_size=0", "train.batch_size must be a whole number >= 1, got 0"),
         ("train.precision=fp8", "precision must be one of .*'fp8'"),
         ("train.schedule=cosine", "is a table"),
-        ("train.schedule.drops=0.5", "train: "),
-        ("train.schedule.warmup=long", "train: "),
-        ("train.power_law=0.1", "power_law is a table with a radius"),
+        ("train.schedule.drops=0.5", "train.schedule.drops must be a list, got 0.5"),
+        ("train.schedule.warmup=long", "train.schedule.warmup must be a number, got 'long'"),
+        ("train.power_law=0.1", "train.power_law must be a table, got 0.1"),
+        ("methods.adam.schedule=0.1", "methods.adam.schedule must be a table, got 0.1"),
+        ("methods.adam.schedule={shape = 'x'}", "method adam: schedule.shape must be one of"),
         ("train=5", "'train' is a table"),
         ("seeds=0", "seeds must be a whole number from 1 to 10000, got 0"),
         ("seeds=[1, 1]", "different whole numbers"),
@@ -396,5 +399,5 @@ def test_a_plan_is_looked_at_without_the_packages_of_its_optimizers(monkeypatch)
         experiment_plan("resnet18-methods", "paper", read=False)
     assert experiment_plan("resnet18-methods", "paper", read=False, check=False).gradients > 0
     deviations._paper.cache_clear()
-    document = experiment_plan("resnet18-methods", "paper", read=False, methods=["adam"]).document
-    assert deviations.differences(document, []) == []
+    plan = experiment_plan("resnet18-methods", "paper", read=False, methods=["adam"])
+    assert deviations.differences(plan, []) == []

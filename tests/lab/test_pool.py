@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from aliceopt.lab.launch import Setting, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import read_runs, run_folder
+from aliceopt.lab.spec import UserProblem
 from lab_cases import all_events, small_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -20,7 +22,7 @@ ALICE = {"optimizer": "alice", "lr": 1e-2, "terms": "glass", "step": "naq"}
 
 
 def statuses(folder, plan):
-    return [(r.method, r.seed, r.status) for r in read_runs(folder, plan.document)]
+    return [(r.method, r.seed, r.status) for r in read_runs(folder, plan)]
 
 
 def test_runs_that_share_a_gpu_say_so(file, tmp_path, monkeypatch):
@@ -35,7 +37,8 @@ def test_runs_that_share_a_gpu_say_so(file, tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(pool, "_Pool", Pool)
-    runs = small_plan(file, {"adam": ADAM, "alice": ALICE}).runs
+    plan = small_plan(file, {"adam": ADAM, "alice": ALICE})
+    runs = [plan.run(run) for run in plan.runs]
     for devices in (("cuda:0",), ("cuda:0", "cuda:1"), ("cpu",)):
         Local(devices, workers=4).launch(runs, Setting(tmp_path), print)
     assert told == [(4, 4), (2, 4), (1, 4)]
@@ -53,14 +56,18 @@ def test_two_workers_leave_the_records_of_one(file, tmp_path):
     """
     plan = small_plan(file, {"adam": ADAM, "alice": ALICE})
     execute(plan, tmp_path / "one", Local(workers=1))
-    bad = small_plan(f"{file}:dies", {"sgd": {"label": "dies", "optimizer": "sgd", "lr": 0.1}})
-    worse = small_plan(f"{file}:raises", {"adamw": {"label": "raises", "optimizer": "adamw"}})
-    for other in (worse, bad):
-        plan.runs[:0] = other.runs[:1]
-        plan.document["methods"] |= other.document["methods"]
-        plan.document["runs"][:0] = other.document["runs"][:1]
+    methods = {
+        "adamw": {"label": "raises", "optimizer": "adamw"},
+        "sgd": {"label": "dies", "optimizer": "sgd", "lr": 0.1},
+    }
+    more = small_plan(file, {**methods, "adam": ADAM, "alice": ALICE})
     heard = []
-    execute(plan, tmp_path / "two", Local(workers=2), watch=heard.append)
+    left = outstanding(more, tmp_path / "two", resume=False)
+    broken = {m: UserProblem(f"{file}:{methods[m]['label']}") for m in methods}
+    runs = [replace(r, problem=broken.get(r.method, r.problem)) for r in left.runs]
+    runs = [run for run in runs if run.method not in broken or run.seed == 0]
+    setting = Setting(tmp_path / "two")
+    replace(left, runs=runs).launch(Local(workers=2), setting, heard.append)
     ends = {(p.method, p.seed): (p.status, p.reason) for p in heard if p.status != "running"}
     assert ends["sgd", 0] == ("failed", "its process ended with exit code 7")
     assert ends["adamw", 0][1].startswith("RuntimeError: a loss with")
@@ -74,15 +81,14 @@ def test_two_workers_leave_the_records_of_one(file, tmp_path):
 
 def test_a_run_that_diverges_or_fails_does_not_stop_the_others(file, tmp_path):
     """Four runs: one diverges in both seeds, the other finishes both."""
-    plan = small_plan(f"{file}:explodes", {"sgd": {"label": "S", "optimizer": "sgd", "lr": 1e30}})
-    fine = small_plan(file, {"adam": ADAM})
-    plan.runs += fine.runs
-    plan.document["runs"] += fine.document["runs"]
-    plan.document["methods"] |= fine.document["methods"]
+    plan = small_plan(file, {"sgd": {"label": "S", "optimizer": "sgd", "lr": 1e30}, "adam": ADAM})
     execute(plan, tmp_path / "out", Local(workers=1))
-    states = [status for _, _, status in statuses(tmp_path / "out", plan)]
-    assert states == ["diverged", "diverged", "finished", "finished"]
-    assert outstanding(plan, tmp_path / "out", resume=True) == []
+    assert statuses(tmp_path / "out", plan) == [
+        (method, seed, status)
+        for seed in (0, 1)
+        for method, status in (("sgd", "diverged"), ("adam", "finished"))
+    ]
+    assert outstanding(plan, tmp_path / "out", resume=True).runs == []
 
 
 def test_resuming_does_only_what_is_left(file, tmp_path):
@@ -94,7 +100,7 @@ def test_resuming_does_only_what_is_left(file, tmp_path):
     lines = second.read_text().splitlines(keepends=True)
     second.write_text(lines[0] + '{"event": "end", "status": "failed", "reason": "?"}\n')
     before = first.stat().st_mtime_ns
-    assert [run.seed for run in outstanding(plan, out, resume=True)] == [1]
+    assert [run.seed for run in outstanding(plan, out, resume=True).runs] == [1]
     execute(plan, out, Local(workers=1), resume=True)
     assert first.stat().st_mtime_ns == before
     assert all_events(out) == wanted
@@ -105,7 +111,7 @@ def test_more_seeds_may_be_added_later(file, tmp_path):
     out = tmp_path / "out"
     execute(small_plan(file, {"adam": ADAM}, seeds=1), out, Local(workers=1))
     more = small_plan(file, {"adam": ADAM, "alice": ALICE}, seeds=2)
-    assert len(outstanding(more, out, resume=True)) == 3
+    assert len(outstanding(more, out, resume=True).runs) == 3
 
 
 def test_records_are_not_mixed(file, tmp_path):
@@ -120,21 +126,20 @@ def test_records_are_not_mixed(file, tmp_path):
         (small_plan(f"{file}:raises", {"adam": ADAM}), "problem"),
         (
             small_plan(file, {"adam": ADAM}, train={"steps": 9}),
-            "train.steps, train.evaluations, train.logs",
+            "train.evaluations, train.logs, train.steps",
         ),
     ):
         with pytest.raises(PlanError, match=rf"adam, seed 0, .* other settings \({named}\)"):
             outstanding(other, out, resume=True)
     renamed = small_plan(file, {"adam": {**ADAM, "label": "Adam again"}})
-    assert outstanding(renamed, out, resume=True) == []
+    assert outstanding(renamed, out, resume=True).runs == []
 
 
 def test_the_folder_of_another_plan_is_refused(file, tmp_path):
     """Even where no method has the same name: its plan would be lost."""
     out = tmp_path / "out"
     execute(small_plan(file, {"adam": ADAM}), out, Local(workers=1))
-    other = small_plan(file, {"alice": ALICE})
-    other.document["name"] = "another"
+    other = replace(small_plan(file, {"alice": ALICE}), name="another")
     for resume in (False, True):
         with pytest.raises(PlanError, match="holds the records of 'small'"):
             outstanding(other, out, resume=resume)
@@ -158,27 +163,33 @@ def test_a_plan_goes_on_with_the_threads_it_began_with(file, tmp_path, monkeypat
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(pool, "cores", lambda: 2)
     plan, out = small_plan(file, {"adam": ADAM}), tmp_path / "out"
-    plan.runs.pop()
-    planned = plan.document["runs"].pop()
-    execute(plan, out, Local(workers=1))
-    assert read_runs(out)[0].config["training"]["threads"] == 2
-    plan = small_plan(file, {"adam": ADAM})
-    assert planned in plan.document["runs"]
+    execute(replace(plan, runs=plan.runs[:1]), out, Local(workers=1))
+    assert read_runs(out)[0].ran.training.threads == 2
     monkeypatch.setattr(pool, "cores", lambda: 1)
     execute(plan, out, Local(workers=1), resume=True)
-    assert [r.config["training"]["threads"] for r in read_runs(out)] == [2, 2]
+    assert [r.ran.training.threads for r in read_runs(out)] == [2, 2]
 
 
 def test_threads_share_the_cores(file, tmp_path, monkeypatch):
     """By the plan's runs, not by what is left of them; never more than OMP_NUM_THREADS says."""
     plan, empty = small_plan(file, {"adam": ADAM}), tmp_path / "out"
     monkeypatch.setattr(pool, "cores", lambda: 8)
-    two = Local(workers=2)
-    assert pool._threads(plan, empty, two) == 1
+
+    class Asked(Local):
+        def launch(self, runs, setting, watch):
+            asked.extend(run.training.threads for run in runs)
+
+    def threads():
+        asked.clear()
+        execute(plan, empty, Asked(workers=2))
+        return asked[0]
+
+    asked = []
+    assert threads() == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert pool._threads(plan, empty, two) == 3
+    assert threads() == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert pool._threads(plan, empty, two) == 4
+    assert threads() == 4
     assert Local(workers=100).threads(100) == 1
     assert Local().threads(2) == 4
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from typer.testing import CliRunner
 
 from aliceopt.cli import build
 from aliceopt.integrations.ray import Cluster, _runs_here, connected
-from aliceopt.lab.launch import TIME_IS_UP
+from aliceopt.lab.launch import TIME_IS_UP, Setting
 from aliceopt.lab.plan import PlanError
-from aliceopt.lab.pool import Local, execute
+from aliceopt.lab.pool import Local, execute, outstanding
 from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
+from aliceopt.lab.spec import UserProblem
 from aliceopt.lab.study import study_plan
 from lab_cases import all_events, small_plan, write_problem
 
@@ -99,13 +101,12 @@ def test_a_killed_worker_leaves_the_records_of_the_local_launcher(
 def test_failures_and_interrupts_are_told_as_they_are_locally(cluster, file, tmp_path, monkeypatch):
     """A run that raises; one whose worker dies every time; and Ctrl-C, after which it goes on."""
     adam = {"label": "Adam", "optimizer": "adam", "lr": 1e-2}
-    plan = small_plan(file, {"adam": adam}, seeds=3)
+    left = outstanding(small_plan(file, {"adam": adam}, seeds=3), tmp_path / "out", resume=False)
     for seed, name in enumerate(("raises", "dies")):
-        other = small_plan(f"{file}:{name}", {"adam": adam}, seeds=3)
-        plan.runs[seed] = other.runs[seed]
+        left.runs[seed] = replace(left.runs[seed], problem=UserProblem(f"{file}:{name}"))
     monkeypatch.setattr("aliceopt.integrations.ray.RETRIES", 0)
     heard = []
-    execute(plan, tmp_path / "out", Cluster(cluster), watch=heard.append)
+    left.launch(Cluster(cluster), Setting(tmp_path / "out"), heard.append)
     ends = {p.seed: (p.status, p.reason) for p in heard if p.status != "running"}
     assert ends[0][1].startswith("RuntimeError: a loss with")
     assert ends[1] == ("failed", "its worker died: WorkerCrashedError")

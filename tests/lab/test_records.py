@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,17 @@ from aliceopt.lab.records import (
     save_checkpoint,
     write_plan,
 )
+from aliceopt.lab.spec import PlannedMethod, PlannedRun
+from aliceopt.lab.typed import to_json
 from aliceopt.lab.writing import WriteError
+from study_cases import grid_plan
 
-PLAN = {
-    "kind": "study",
-    "name": "mine",
-    "methods": {"adam": {"label": "Adam"}, "alice": {"label": "Alice"}},
-    "runs": [{"method": "adam", "seed": s} for s in (0, 1)] + [{"method": "alice", "seed": 0}],
+METHODS = {
+    "adam": PlannedMethod("Adam", "baseline", "adam", {}),
+    "alice": PlannedMethod("Alice", "alice", "alice", {}),
 }
+NAMED = (("adam", 0), ("adam", 1), ("alice", 0))
+PLAN = grid_plan(methods=METHODS, runs=[PlannedRun(m, s, 1, 1) for m, s in NAMED])
 WHERE = {"step": 4, "gradients": 6, "seconds": 0.5}
 
 
@@ -42,7 +46,7 @@ def test_a_plan_comes_back_and_is_never_half_written(tmp_path, monkeypatch):
     assert read_plan(tmp_path / "new") == PLAN
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(WriteError, match=r"cannot write .*plan\.json': disk full"):
-        write_plan(tmp_path / "new", {**PLAN, "name": "other"})
+        write_plan(tmp_path / "new", replace(PLAN, name="other"))
     assert read_plan(tmp_path / "new") == PLAN
 
 
@@ -53,9 +57,20 @@ def test_a_folder_without_a_plan_is_named(tmp_path):
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(RecordError, match=r"plan\.json' is not JSON"):
         read_plan(tmp_path)
-    for other in ("[]", '{"name": "a holiday"}'):
-        (tmp_path / "plan.json").write_text(other)
-        with pytest.raises(RecordError, match=r"plan\.json' is not a plan of aliceopt"):
+    whole = to_json(PLAN)
+    for other, said in (
+        ([], "it must be a table"),
+        ({"name": "a holiday"}, "kind is missing"),
+        ({**whole, "kind": "holiday"}, "kind must be experiment or study or tuning"),
+        ({**whole, "mood": 1}, "mood is not known; there is kind, name"),
+        ({**whole, "methods": {"adam": 5}}, r"methods\.adam must be a table, got 5"),
+        ({**whole, "methods": {}}, "runs has the method 'adam', which methods has not"),
+        ({**whole, "runs": [{"method": "adam"}]}, r"runs\[0\]\.seed is missing"),
+        ({**whole, "tuned": True}, "tuned must be "),
+    ):
+        (tmp_path / "plan.json").write_text(json.dumps(other))
+        wanted = rf"plan\.json' is not a plan of aliceopt \({said}"
+        with pytest.raises(RecordError, match=wanted):
             read_plan(tmp_path)
 
 
@@ -86,7 +101,7 @@ def test_only_a_finished_run_has_a_result(tmp_path, status):
     more = {"metric": 10.0} if status == "diverged" else {}
     journal.write("end", status=status, reason="why", **more)
     journal.close()
-    run = read_runs(tmp_path, {**PLAN, "runs": PLAN["runs"][:1]})[0]
+    run = read_runs(tmp_path, PLAN)[0]
     assert (run.status, run.final, run.end["reason"]) == (status, None, "why")
 
 
@@ -177,8 +192,8 @@ def test_numbers_that_json_cannot_say_become_null(tmp_path):
     journal.close()
     event = json.loads((tmp_path / "records.jsonl").read_text())
     assert event == {"event": "train", "loss": None, "deep": {"a": [None, [1.0, None]]}}
-    write_plan(tmp_path, {**PLAN, "target": math.nan})
-    assert read_plan(tmp_path) == {**PLAN, "target": None}
+    write_plan(tmp_path, replace(PLAN, target=math.nan))
+    assert read_plan(tmp_path) == PLAN
 
 
 def test_a_mirror_sees_every_event(tmp_path):

@@ -45,17 +45,17 @@ def test_a_tiny_study_goes_through_to_its_report(tmp_path):
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs/study-digits"
     tuning, plan = read_plan(folder / "tuning"), read_plan(folder)
-    assert len(tuning["runs"]) == plan["tuned"]["runs"]
-    assert {run["seed"] for run in tuning["runs"]} == set(TUNING_SEEDS)
-    assert not set(TUNING_SEEDS) & set(plan["seeds"])
+    assert len(tuning.runs) == plan.tuned.runs
+    assert {run.seed for run in tuning.runs} == set(TUNING_SEEDS)
+    assert not set(TUNING_SEEDS) & set(plan.seeds)
     assert {run.status for run in read_runs(folder)} == {"finished"}
     assert [run.method for run in read_runs(folder)] == ["naq-none", "naq-glass", "adam"] * 2
-    for key, chosen in plan["tuned"]["chosen"].items():
-        means = {t["lr"]: sum(t["finals"]) for t in chosen["tried"] if len(t["finals"]) == 2}
-        assert means[chosen["lr"]] == min(means.values())
-        assert plan["methods"][key]["options"]["lr"] == chosen["lr"]
-    for run, promised in zip(read_runs(folder), plan["runs"], strict=True):
-        assert run.gradients == promised["gradients"]
+    for key, chosen in plan.tuned.chosen.items():
+        means = {t.lr: sum(t.finals) for t in chosen.tried if len(t.finals) == 2}
+        assert means[chosen.lr] == min(means.values())
+        assert plan.methods[key].options["lr"] == chosen.lr
+    for run, promised in zip(read_runs(folder), plan.runs, strict=True):
+        assert run.gradients == promised.gradients
     page = (folder / "report.html").read_text()
     assert "Adam" in page
     assert "report: runs/study-digits/report.html" in result.output
@@ -91,7 +91,7 @@ def test_a_study_does_not_go_on_with_less_than_it_has(tmp_path):
         result = aliceopt(*grid, *fewer, "--resume")
         assert result.exit_code == 2
         assert f"also holds results of {lost} that this command leaves out" in result.stderr
-        assert (all_events(folder), len(read_plan(folder)["runs"])) == (before, 4)
+        assert (all_events(folder), len(read_plan(folder).runs)) == (before, 4)
     assert aliceopt(*grid, *both, "--seeds", 3, "--resume").exit_code == 0
     assert before.items() <= all_events(folder).items()
     for seed in range(3):
@@ -147,8 +147,8 @@ def test_the_batch_size_of_the_plan_is_that_of_the_problem(tmp_path):
     """Every report states it."""
     file = write_problem(tmp_path)
     plan = study_plan(f"{file}:problem", tune=1, **TINY).final
-    assert plan.document["training"]["batch_size"] == 8
-    assert plan.document["training"]["batches"] == 5
+    assert plan.training.batch_size == 8
+    assert plan.training.batches == 5
 
 
 # ---- the grid ----------------------------------------------------------------------------------
@@ -160,16 +160,16 @@ def test_the_default_is_every_term_with_every_step_and_every_baseline():
     assert BASELINES == (
         "alice", "adam", "adamw", "sgd-m", "nesterov", "adahessian", "schedule-free", "muon"
     )  # fmt: skip
-    methods = study_plan().final.document["methods"]
-    alice = {k: (m["terms"], m["step"]) for k, m in methods.items() if m["family"] == "alice"}
+    methods = study_plan().final.methods
+    alice = {k: (m.terms, m.step) for k, m in methods.items() if m.family == "alice"}
     assert alice.pop("alice") == (None, None)
     assert sorted(alice.values()) == sorted((t, s) for t in GRID_TERMS for s in ("naq", "full"))
-    assert [key for key, m in methods.items() if m["family"] == "baseline"] == list(BASELINES[1:])
+    assert [key for key, m in methods.items() if m.family == "baseline"] == list(BASELINES[1:])
 
 
 def test_alice_as_it_comes_has_its_own_defaults():
     """And neither the grid's limit nor its terms."""
-    (run,) = study_plan(terms=[], baselines=["alice"], seeds=1).final.runs
+    run = study_plan(terms=[], baselines=["alice"], seeds=1).final.methods["alice"]
     method = make_method(run.optimizer, nn.Linear(2, 2), run.options, seed=0)
     (group,) = method.optimizers[0].param_groups
     plain = Alice(nn.Linear(2, 2).parameters(), lr=run.options["lr"]).param_groups[0]
@@ -180,8 +180,8 @@ def test_alice_as_it_comes_has_its_own_defaults():
 
 def test_baselines_may_be_left_out_and_terms_too():
     """Not both."""
-    assert set(study_plan(baselines=[], terms=["rms"]).methods) == {"naq-rms", "full-rms"}
-    assert set(study_plan(terms=[], baselines=["adam"]).methods) == {"adam"}
+    assert set(study_plan(baselines=[], terms=["rms"]).final.methods) == {"naq-rms", "full-rms"}
+    assert set(study_plan(terms=[], baselines=["adam"]).final.methods) == {"adam"}
     with pytest.raises(PlanError, match="nothing to compare"):
         study_plan(terms=[], baselines=[])
 
@@ -196,7 +196,7 @@ def test_muon_is_left_out_where_no_parameter_is_a_matrix(tmp_path):
         "    data = torch.ones(8, 1, 3, 3), torch.zeros(8, dtype=torch.long)\n"
         "    return model, torch.nn.functional.cross_entropy, data, data\n"
     )
-    assert "muon" not in study_plan(f"{path}:problem").methods
+    assert "muon" not in study_plan(f"{path}:problem").final.methods
     with pytest.raises(ProblemError, match="Muon needs parameters that are matrices"):
         study_plan(f"{path}:problem", baselines=["muon"])
 
@@ -212,15 +212,15 @@ def test_an_equal_budget_is_equal_within_one_step(quick_steps, epochs):
         epochs=epochs,
         budget="gradients",
     )
-    totals = {run["method"]: run["gradients"] for run in study.final.document["runs"]}
+    totals = {run.method: run.gradients for run in study.final.runs}
     assert len(totals) == 6
     assert all(abs(total - totals["adam"]) <= 3 for total in totals.values())
-    assert totals["adam"] == epochs * study.batches
+    assert totals["adam"] == epochs * study.final.training.batches
 
 
 def test_an_equal_number_of_steps_is_the_default():
     """Whatever they cost."""
-    steps = {run["steps"] for run in study_plan(epochs=2).final.document["runs"]}
+    steps = {run.steps for run in study_plan(epochs=2).final.runs}
     assert len(steps) == 1
 
 
@@ -231,13 +231,14 @@ def test_equal_seconds_are_as_many_steps_as_fit():
     """At the pace of each method, also while rates are tuned; the schedule goes to its end."""
     study = study_plan(**{**TINY, "epochs": None}, budget="6s").lasting(PACES, 6.0)
     steps = {"naq-none": 600, "naq-glass": 300, "adam": 1500}
-    assert {run.method: run.training.steps for run in study.final.runs} == steps
-    (tuning,) = study.tuning([("adam", 1, TUNING_SEEDS[0])]).runs
+    assert {run.method: run.steps for run in study.final.runs} == steps
+    plan = study.tuning([("adam", 1, TUNING_SEEDS[0])])
+    tuning = plan.run(*plan.runs)
     assert tuning.training.steps == 1500
     assert tuning.training.schedule.factor(1499, 1500) < 1e-5
-    assert study.final.document["paces"] == PACES
+    assert study.final.paces == PACES
     one = study_plan(**{**TINY, "epochs": None}, budget="6s").lasting(PACES, 1e-9).final.runs[0]
-    assert one.training.steps == 1
+    assert one.steps == 1
 
 
 def test_a_study_of_equal_seconds_goes_on_at_the_paces_it_began_with(tmp_path, monkeypatch):
@@ -245,8 +246,8 @@ def test_a_study_of_equal_seconds_goes_on_at_the_paces_it_began_with(tmp_path, m
     timed = []
 
     def timing(study, *where):
-        timed.append(set(study.methods))
-        return {method: 0.1 * len(timed) for method in study.methods}
+        timed.append(set(study.final.methods))
+        return {method: 0.1 * len(timed) for method in study.final.methods}
 
     monkeypatch.setattr("aliceopt.lab.carry_out.paces", timing)
     grid = ("--terms", "", "--baselines", "adam", "--seeds", 1, "--tune", 1, "--workers", 1)
@@ -281,28 +282,29 @@ def test_a_few_steps_are_timed_of_every_method_with_as_many_that_measure(device)
     """Whole periods: Alice with quick steps is neither flattered nor blamed."""
     study = study_plan(**{**TINY, "baselines": ["adam", "adahessian"]})
     paces = measured_paces(study, device, 1)
-    assert set(paces) == set(study.methods)
+    assert set(paces) == set(study.final.methods)
     assert all(pace > 0 for pace in paces.values())
-    options = study.final.runs[1].options
+    options = study.final.methods["naq-glass"].options
     assert [period("alice", options), period("adam", {}), period("adahessian", {})] == [4, 1, 1]
 
 
 def test_a_method_may_have_a_schedule_of_its_own():
     """Schedule-free keeps its rate, all others follow the cosine; the warm-up is everyone's."""
-    runs = {run.method: run.training for run in study_plan().final.runs}
-    shapes = {method: training.schedule.shape for method, training in runs.items()}
+    plan = study_plan().final
+    schedules = {method: plan.schedule_of(method) for method in plan.methods}
+    shapes = {method: schedule.shape for method, schedule in schedules.items()}
     assert shapes.pop("schedule-free") == "constant"
     assert set(shapes.values()) == {"cosine"}
-    assert len({training.schedule.warmup for training in runs.values()}) == 1
+    assert len({schedule.warmup for schedule in schedules.values()}) == 1
 
 
 def test_rates_follow_what_bounds_the_steps():
     """One rate given is that of NAQ; full steps, which go ten times as far, get a tenth."""
-    methods = study_plan(lr=0.5, limit="adam", terms=["rms"]).final.document["methods"]
-    assert methods["naq-rms"]["options"]["lr"] == 0.5
-    assert methods["full-rms"]["options"]["lr"] == pytest.approx(0.05)
-    assert methods["naq-rms"]["options"]["limit"] == "adam"
-    assert "limit" not in methods["adam"]["options"]
+    methods = study_plan(lr=0.5, limit="adam", terms=["rms"]).final.methods
+    assert methods["naq-rms"].options["lr"] == 0.5
+    assert methods["full-rms"].options["lr"] == pytest.approx(0.05)
+    assert methods["naq-rms"].options["limit"] == "adam"
+    assert "limit" not in methods["adam"].options
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ def test_rates_follow_what_bounds_the_steps():
 def test_bad_options_are_refused_by_name_and_value(options, said):
     """While the plan is made."""
     with pytest.raises(ValueError, match=said):
-        study_plan(**options).final  # noqa: B018
+        study_plan(**options)
 
 
 def test_the_command_refuses_in_one_sentence():
@@ -364,11 +366,13 @@ def test_a_dry_run_for_a_cluster_needs_none_of_its_devices(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(
         "aliceopt.lab.carry_out.measured_paces",
-        lambda study, device, threads: dict.fromkeys(study.methods, 0.5 if device == "cpu" else 9),
+        lambda study, device, threads: dict.fromkeys(
+            study.final.methods, 0.5 if device == "cpu" else 9
+        ),
     )
     result = tiny("--tune", 1, "--dry-run", "--launcher", "ray", "--device", "cuda")
     assert result.exit_code == 0, result.output
-    steps = sum(run.training.steps for run in study_plan(**TINY, seeds=2, tune=1).final.runs)
+    steps = sum(run.steps for run in study_plan(**TINY, seeds=2, tune=1).final.runs)
     assert f"about {show_seconds(0.5 * steps)}" in result.output
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("sklearn")
 
 from aliceopt.cli.folders import clear
 from aliceopt.lab.records import Journal, read_plan, read_runs, run_folder
+from aliceopt.lab.spec import TriedRate
 from aliceopt.lab.study import TUNING_SEEDS, rate_at, study_plan
 from aliceopt.lab.tuning import START, choice, rounds, tuned, wanted
 from lab_cases import TINY, aliceopt, all_events, tiny, write_problem, write_tuning
@@ -95,16 +96,14 @@ def test_the_plan_says_what_was_tried_and_what_it_took(higher, tmp_path):
     )
     assert [len(plan.runs) for plan in plans] == [3, 4, 6]
     plan = tuned(study, tmp_path)
-    rates = [rate_at(study.methods["adam"]["lr"], place) for place in range(-1, 3)]
-    about = plan.document["tuned"]
-    assert (about["runs"], about["seconds"], about["gradients"]) == (6, 6.0, 6)
-    chosen = about["chosen"]["adam"]
-    assert (chosen["lr"], chosen["edge"]) == (rates[3], True)
+    rates = [rate_at(study.final.methods["adam"].lr, place) for place in range(-1, 3)]
+    about = plan.tuned
+    assert (about.runs, about.seconds, about.gradients) == (6, 6.0, 6)
+    chosen = about.chosen["adam"]
+    assert (chosen.lr, chosen.edge) == (rates[3], True)
     finals = [[-sign], [0], [sign] * 2, [2 * sign] * 2]
-    assert chosen["tried"] == [
-        {"lr": rate, "finals": found} for rate, found in zip(rates, finals, strict=True)
-    ]
-    assert {run.options["lr"] for run in plan.runs} == {rates[3]}
+    assert chosen.tried == [TriedRate(*pair) for pair in zip(rates, finals, strict=True)]
+    assert {plan.run(run).options["lr"] for run in plan.runs} == {rates[3]}
 
 
 def test_a_tuning_goes_on_with_exactly_what_is_missing(tmp_path):
@@ -131,7 +130,7 @@ def test_a_tuning_goes_on_with_exactly_what_is_missing(tmp_path):
             [(f"adam-rate{p:+d}", FIRST) for p in range(-1, 4)]
             + [(f"adam-rate{p:+d}", SECOND) for p in range(1, 4)]
         )
-        assert next(rounds(study, folder)).document["runs"] == last.document["runs"]
+        assert next(rounds(study, folder)).runs == last.runs
 
 
 def test_a_higher_limit_goes_on_from_what_was_tried(tmp_path):
@@ -142,19 +141,19 @@ def test_a_higher_limit_goes_on_from_what_was_tried(tmp_path):
 
     few = study_plan(tune=4, **{**TINY, "terms": []})
     *_, last = write_tuning(few, tmp_path, end)
-    assert tuned(few, tmp_path).document["tuned"]["chosen"]["adam"]["edge"]
+    assert tuned(few, tmp_path).tuned.chosen["adam"].edge
     more = study_plan(tune=8, **{**TINY, "terms": []})
     first, *_ = write_tuning(more, tmp_path, end)
-    assert first.document["runs"] == last.document["runs"]
-    chosen = tuned(more, tmp_path).document["tuned"]["chosen"]["adam"]
-    assert (chosen["lr"], chosen["edge"]) == (rate_at(more.methods["adam"]["lr"], 4), False)
+    assert first.runs == last.runs
+    chosen = tuned(more, tmp_path).tuned.chosen["adam"]
+    assert (chosen.lr, chosen.edge) == (rate_at(more.final.methods["adam"].lr, 4), False)
 
 
 def test_one_rate_needs_no_tuning(tmp_path):
     """The usual rate, and the plan says that nothing was tuned."""
     study = study_plan(tune=1, **TINY)
     assert list(rounds(study, tmp_path)) == []
-    assert tuned(study, tmp_path).document["tuned"] is False
+    assert tuned(study, tmp_path).tuned is False
 
 
 # ---- a tuning that stopped ----------------------------------------------------------------------
@@ -238,10 +237,10 @@ def test_a_tuning_that_comes_out_otherwise_makes_its_methods_anew(tmp_path):
     assert one_method(*both).exit_code == 0
     folder = tmp_path / "runs/study-digits"
     before = all_events(folder)
-    chosen = read_plan(folder)["tuned"]["chosen"]["adam"]
-    rates = [tried["lr"] for tried in chosen["tried"]]
+    chosen = read_plan(folder).tuned.chosen["adam"]
+    rates = [tried.lr for tried in chosen.tried]
     for seed in TUNING_SEEDS:
-        name = f"adam-rate{rates.index(chosen['lr']) - 1:+d}"
+        name = f"adam-rate{rates.index(chosen.lr) - 1:+d}"
         path = run_folder(folder / "tuning", name, seed) / "records.jsonl"
         if path.exists():
             journal = Journal(path, path.stat().st_size)
@@ -251,6 +250,6 @@ def test_a_tuning_that_comes_out_otherwise_makes_its_methods_anew(tmp_path):
     assert result.exit_code == 0, result.output
     assert "another learning rate is best now, so made anew: Adam\n" in result.output
     (rate,) = {run.config["options"]["lr"] for run in read_runs(folder) if run.method == "adam"}
-    assert rate in set(rates) - {chosen["lr"]}
+    assert rate in set(rates) - {chosen.lr}
     after = all_events(folder)
     assert {key for key in before if before[key] != after[key]} == {"adam/seed-0", "adam/seed-1"}

@@ -9,6 +9,7 @@ pytest.importorskip("typer")
 from aliceopt.lab.problem import ProblemError
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.records import read_runs
+from aliceopt.lab.spec import UserProblem
 from aliceopt.lab.study import study_plan
 from aliceopt.lab.templates import KINDS, template, write_template
 from aliceopt.lab.train import train
@@ -34,18 +35,18 @@ def test_a_template_goes_through_a_study(kind, tmp_path, monkeypatch):
         "mine.py:problem", terms=["glass"], steps=["naq"], baselines=["adamw"],
         seeds=1, epochs=0.05, tune=1,
     ).final  # fmt: skip
-    assert (plan.document["metric"], plan.document["better"]) == METRICS[kind]
+    assert (plan.metric, plan.better) == METRICS[kind]
     assert aliceopt("new-problem", "mine.py", "--kind", kind).exit_code == 2  # it is there
     for run in plan.runs:
-        train(run, tmp_path / "out")
-    assert [run.status for run in read_runs(tmp_path / "out", plan.document)] == ["finished"] * 2
+        train(plan.run(run), tmp_path / "out")
+    assert [run.status for run in read_runs(tmp_path / "out", plan)] == ["finished"] * 2
 
 
 def test_the_text_templates_model_does_not_see_the_future(tmp_path, monkeypatch):
     """Outputs up to a place do not depend on the tokens after it."""
     monkeypatch.chdir(tmp_path)
     write_template(tmp_path / "words.py", "text")
-    model = build_problem({"function": "words.py:problem"}, 0).model
+    model = build_problem(UserProblem("words.py:problem"), 0).model
     ids = torch.arange(2 * 20).view(2, 20)
     other = ids.clone()
     other[:, 12:] += 100

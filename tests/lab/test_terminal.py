@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
+from dataclasses import replace
+
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
@@ -17,7 +19,9 @@ from aliceopt.lab.live import Live
 from aliceopt.lab.records import read_plan, write_plan
 from aliceopt.lab.terminal import Terminal
 from aliceopt.lab.train import Progress
+from aliceopt.lab.typed import to_json
 from experiment_records import write_records
+from study_cases import grid_plan
 
 HOSTILE = "Ad\x1b]0;owned\x1b\\am\x9b31m"
 SHOWN = r"Ad]0;owned\am31m"
@@ -46,14 +50,14 @@ def test_names_of_a_plan_from_elsewhere_are_shown_by_every_command(tmp_path):
     """By a table, by a refusal."""
     write_records(tmp_path, "resnet18-methods", "smoke")
     plan = read_plan(tmp_path)
-    plan["methods"]["adam"]["label"] = HOSTILE
+    plan.methods["adam"] = replace(plan.methods["adam"], label=HOSTILE)
     write_plan(tmp_path, plan)
     shown = ("table", "resnet18-methods", "--records", str(tmp_path))
     result = CliRunner().invoke(build(), shown)
     assert result.exit_code == 0, result.output
     assert SHOWN in result.output
     assert "\x1b" not in result.output
-    (tmp_path / "plan.json").write_text(json.dumps({**plan, "name": HOSTILE}))
+    (tmp_path / "plan.json").write_text(json.dumps({**to_json(plan), "name": HOSTILE}))
     result = CliRunner().invoke(build(), shown)
     assert result.exit_code == 2
     assert "\x1b" not in result.stderr
@@ -63,13 +67,10 @@ def test_a_bar_shows_labels_as_they_are():
     """Brackets are no markup, and nothing of them is obeyed."""
     text = io.StringIO()
     label = f"{HOSTILE} [/x]"
-    document = {
-        "metric": "loss",
-        "methods": {"adam": {"label": label}},
-        "runs": [{"method": "adam", "seed": 0, "gradients": 10}],
-    }
+    plan = grid_plan(1, terms=(), baselines=("adam",))
+    plan.methods["adam"] = replace(plan.methods["adam"], label=label)
     console = Terminal(file=text, force_terminal=True, width=120)
-    with Live(document, console, [("adam", 0)]) as live:
+    with Live(plan, console, plan.runs) as live:
         live(Progress("adam", 0, 5, 10, 5, 0.5))
     assert f"{SHOWN} [/x], seed 0" in text.getvalue()
     assert "\x1b]" not in text.getvalue()

@@ -10,7 +10,7 @@ from torch import nn
 from aliceopt.lab.problem import load_function, make_problem
 from aliceopt.lab.records import load_checkpoint, run_folder, save_checkpoint
 from aliceopt.lab.rules import try_problem
-from aliceopt.lab.spec import Schedule
+from aliceopt.lab.spec import PowerLaw, Schedule
 from aliceopt.lab.train import train
 from lab_cases import events, small_run
 
@@ -66,7 +66,7 @@ def test_a_run_that_was_cut_goes_on_to_the_bit(name, file, tmp_path):
     """
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
-    law = {"power_law": {"radius": 0.01, "directions": 1}} if name == "alice" else {}
+    law = {"power_law": PowerLaw(radius=0.01, directions=1)} if name == "alice" else {}
     run = small_run(file, *METHODS[name], keep_checkpoint=True, **law)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert train(run, whole) == "finished"
@@ -288,7 +288,7 @@ def test_the_power_law_is_measured_at_every_evaluation_and_changes_nothing(file,
     """The records of the training are those of a run without it."""
     options = {"lr": 0.03, "quick_steps": 1}
     train(small_run(file, "alice", options), tmp_path / "without")
-    law = {"radius": 0.01, "directions": 2}
+    law = PowerLaw(radius=0.01, directions=2)
     train(small_run(file, "alice", options, power_law=law), tmp_path / "with")
     found = events(tmp_path / "with", "alice", 1)
     laws = [e for e in found if e["event"] == "power_law"]

@@ -20,6 +20,7 @@ from aliceopt.lab.records import Journal, save_checkpoint, write_plan
 from aliceopt.lab.train import train
 from aliceopt.lab.writing import WriteError, replacing
 from lab_cases import events, small_run
+from study_cases import grid_plan
 
 
 @contextlib.contextmanager
@@ -36,12 +37,12 @@ def full_disk(size):
 def test_a_full_disk_is_told_with_the_file(tmp_path):
     """A plan and a checkpoint: the old ones stay, and nothing is left beside them."""
     plan, checkpoint = tmp_path / "plan.json", tmp_path / "checkpoint.pt"
-    write_plan(tmp_path, {"name": "old"})
+    write_plan(tmp_path, grid_plan(1, terms=(), baselines=("adam",)))
     save_checkpoint(checkpoint, {"step": 1})
     before = {path: path.read_bytes() for path in (plan, checkpoint)}
     with full_disk(4000):
         with pytest.raises(WriteError, match=rf"cannot write '{plan}': File too large"):
-            write_plan(tmp_path, {"name": "new" * 5000})
+            write_plan(tmp_path, grid_plan(9))
         with pytest.raises(WriteError, match=rf"cannot write '{checkpoint}': File too large"):
             save_checkpoint(checkpoint, {"step": 2, "weights": torch.zeros(5000)})
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aliceopt.cli import options
-from aliceopt.cli.folders import records_folder
+from aliceopt.cli.folders import experiment_records
 from aliceopt.cli.refusal import needs_lab, refuse, say
 
 ILLUSTRATIONS = ("glass", "relu", "theorem1")
@@ -30,7 +30,7 @@ def figure(
         refuse(needs_lab(error.name))
     try:
         if name in EXPERIMENTS:
-            written = figures.draw_experiment(records_folder(name, scale, records), out)
+            written = figures.draw_experiment(experiment_records(name, scale, records), out)
         else:
             path = Path("out") / f"{name}.png" if out is None else out
             written = _illustration(name, path, seed)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from aliceopt.lab.plan import EXPERIMENTS, SCALES, Plan, settings_of
-from aliceopt.lab.records import RecordError, read_plan, read_runs, run_folder
+from aliceopt.lab.plan import EXPERIMENTS, SCALES, settings_of
+from aliceopt.lab.records import (
+    RecordError,
+    Records,
+    read_plan,
+    read_records,
+    read_runs,
+    run_folder,
+)
+from aliceopt.lab.spec import Plan
 
-__all__ = ["check_not_both", "clear", "clear_retuned", "default_folder", "records_folder"]
+__all__ = ["check_not_both", "clear", "clear_retuned", "default_folder", "experiment_records"]
 
 
 def default_folder(name: str, scale: str) -> Path:
@@ -18,16 +25,18 @@ def default_folder(name: str, scale: str) -> Path:
     return Path("runs") / f"{name}-{scale}"
 
 
-def records_folder(name: str, scale: str, given: Path | None) -> Path:
-    """The folder of an experiment's records, given or the default; told if it has none of them."""
+def experiment_records(name: str, scale: str, given: Path | None) -> Records:
+    """An experiment's records in the folder that is given, or the default; told if it has none."""
     settings_of(name, scale)  # refuses a name or scale that there is not
     folder = default_folder(name, scale) if given is None else given
     if not (folder / "plan.json").exists():
         raise RecordError(f"no records in {str(folder)!r}{_elsewhere(name, scale, given)}")
-    there = read_plan(folder)["name"]
-    if there != name:
-        raise RecordError(f"{str(folder)!r} holds the records of {there!r}, not of {name!r}")
-    return folder
+    records = read_records(folder)
+    if records.plan.name != name:
+        raise RecordError(
+            f"{str(folder)!r} holds the records of {records.plan.name!r}, not of {name!r}"
+        )
+    return records
 
 
 def _elsewhere(name: str, scale: str, given: Path | None) -> str:
@@ -47,7 +56,7 @@ def check_not_both(resume: bool) -> None:
         raise ValueError("--resume goes on with the records, --overwrite deletes them: choose one")
 
 
-def clear(folder: Path, new: Mapping[str, Any] | None = None) -> None:
+def clear(folder: Path, new: Plan | None = None) -> None:
     """Delete the records, figures and report of the plan there and of a new one, and no more.
 
     The new one may name runs of an even earlier plan. Runs that chose a study's rates go too.
@@ -57,17 +66,17 @@ def clear(folder: Path, new: Mapping[str, Any] | None = None) -> None:
     _delete_empty([folder / "tuning"])
 
 
-def _clear(folder: Path, new: Mapping[str, Any] | None) -> None:
+def _clear(folder: Path, new: Plan | None) -> None:
     try:
         plan = read_plan(folder)
     except RecordError:
         return
-    named = [*plan["runs"], *(new["runs"] if new is not None else ())]
-    places = list({run_folder(folder, run["method"], run["seed"]): None for run in named})
+    named = [*plan.runs, *(new.runs if new is not None else ())]
+    places = list({run_folder(folder, run.method, run.seed): None for run in named})
     for place in places:
         _clear_run(place)
-    if plan["name"] in EXPERIMENTS:
-        _delete((folder / "figures").glob(f"{plan['name']}.*"))
+    if plan.name in EXPERIMENTS:
+        _delete((folder / "figures").glob(f"{plan.name}.*"))
     _delete([folder / "report.html", folder / "plan.json"])
     _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
 
@@ -78,11 +87,12 @@ def clear_retuned(plan: Plan, folder: Path) -> list[str]:
     A tuning run that was made again may have come out otherwise, and its study has to go on.
     """
     labels: dict[str, None] = {}
-    for run, record in zip(plan.runs, read_runs(folder, plan.document), strict=True):
-        before = record.config.get("options", {})
-        if before != run.options and {**before, "lr": run.options["lr"]} == run.options:
-            _clear_run(run_folder(folder, run.method, run.seed))
-            labels[run.label] = None
+    for record in read_runs(folder, plan):
+        options = plan.methods[record.method].options
+        before = {} if record.ran is None else record.ran.options
+        if before != options and {**before, "lr": options["lr"]} == options:
+            _clear_run(run_folder(folder, record.method, record.seed))
+            labels[record.label] = None
     return list(labels)
 
 

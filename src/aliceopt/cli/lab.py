@@ -6,17 +6,17 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from aliceopt import __version__
 from aliceopt.cli import options
-from aliceopt.cli.folders import check_not_both, clear, default_folder, records_folder
+from aliceopt.cli.folders import check_not_both, clear, default_folder, experiment_records
 from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
-    from aliceopt.lab.plan import Plan
+    from aliceopt.lab.records import Records
 
 
 def _print_version(wanted: bool) -> None:
@@ -148,25 +148,26 @@ def _run_one(
         if manner.dry_run:
             preview.print_plan(plan)
             return
-        carry_out.check_data(plan)
+        plan = carry_out.with_data(plan)
         if manner.overwrite:
             check_not_both(manner.resume)
-            clear(folder, plan.document)
+            clear(folder, plan)
         trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, manner.resume, manner.tensorboard, minutes)
-        finished = carry_out.carry_out(plan, folder, how)
-        if finished or carry_out.begun(folder):
-            carry_out.print_experiment(folder)
-    end(plan, folder, finished)
+        records, finished = carry_out.carry_out(plan, folder, how)
+        if finished or any(run.status != "missing" for run in records.runs):
+            carry_out.print_experiment(records)
+    end(records, finished)
 
 
-def end(plan: Plan, folder: Path, finished: bool) -> None:
+def end(records: Records, finished: bool) -> None:
     """Say where the report is, and what is missing; exit 130 if interrupted."""
     from aliceopt.lab import carry_out
 
-    if (folder / "report.html").exists():
-        say(f"report: {folder / 'report.html'}")
-    missing = carry_out.missing(plan, folder)
+    report = records.folder / "report.html"
+    if report.exists():
+        say(f"report: {report}")
+    missing = carry_out.missing(records)
     if missing:
         listed = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if missing[6:] else "")
         say(f"not finished: {listed}; the same command with --resume goes on")
@@ -174,7 +175,7 @@ def end(plan: Plan, folder: Path, finished: bool) -> None:
         raise typer.Exit(130)
     if missing:
         raise typer.Exit(1)
-    if carry_out.all_diverged(plan, folder):
+    if all(run.status == "diverged" for run in records.runs):
         say("every run diverged: is a number in the data not finite, or the rate too high?")
         raise typer.Exit(1)
 
@@ -191,10 +192,10 @@ def table(
     from aliceopt.lab.writing import writing
 
     with carry_out.told(refuse, needs_lab):
-        folder = records_folder(experiment, scale, records)
-        carry_out.print_experiment(folder)
+        found = experiment_records(experiment, scale, records)
+        carry_out.print_experiment(found)
         if json_file is not None:
-            content: dict[str, Any] = experiment_table(folder)
+            content = experiment_table(found)
             with writing(json_file):
                 json_file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 

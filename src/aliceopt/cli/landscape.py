@@ -216,7 +216,7 @@ def _networks(
         say(f"{twin} twin: {check_swapped(swapped.model)} in a pass")
         networks[f"{twin} twin"] = swapped
     if train_twin:
-        other = replace(run, problem={**run.problem, "twin": twin})
+        other = replace(run, problem=replace(run.problem, twin=twin))
         networks[f"{twin} twin, trained"] = network_of(other, folder / f"twin-{twin}", place)
     return networks
 
@@ -269,11 +269,11 @@ def _facts(
     from aliceopt.lab.precision import in_words
     from aliceopt.lab.records import versions
     from aliceopt.lab.report.landscape import command
+    from aliceopt.lab.spec import LabProblem
     from aliceopt.lab.words import counted, settings_in_words
 
     first = views[0]
-    problem = run.problem.get("model")
-    about = settings_in_words(problem) if isinstance(problem, dict) else ""
+    model = run.problem.model if isinstance(run.problem, LabProblem) else {}
     taken = sum(view.gradients for view in views)
     metrics = {view.network: f"loss {view.loss:.4g}, metric {view.metric:.4g}" for view in views}
     told = "; ".join(f"{name}: {said}" for name, said in metrics.items())
@@ -281,7 +281,7 @@ def _facts(
     return {
         "Problem": source or "A small convnet on digits",
         "Command": command(),
-        "Model": about,
+        "Model": settings_in_words(model),
         "Trained by": f"{run.label}, {counted(run.training.steps, 'step')}, seed {run.seed}",
         "On validation data": told,
         "Batches": f"batches of {first.batch_size:,} examples, {first.ladder.batches} of each kind",

@@ -14,7 +14,7 @@ from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
     from aliceopt.lab.carry_out import How
-    from aliceopt.lab.plan import Plan
+    from aliceopt.lab.spec import Plan
 
 
 def study(
@@ -77,12 +77,12 @@ def study(
             plan = carry_out.lasting(plan, seconds, *by_whom, folder if resume else None)
         if dry_run:
             here = device if launcher == "local" else "auto"  # its devices are a cluster's
-            paces = plan.about.get("paces") or carry_out.paces(plan, here, workers)
+            paces = plan.final.paces or carry_out.paces(plan, here, workers)
             preview.print_study(plan, paces)
             return
         if overwrite:
             check_not_both(resume)
-            clear(folder, plan.final.document)
+            clear(folder, plan.final)
         refuse_fewer(plan.final, folder)  # before rates are tuned for less
         trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, resume, tensorboard)
@@ -92,19 +92,19 @@ def study(
         final, how = tuned(plan, folder), replace(how, resume=resume)
         if resume and plan.most > 1:
             _say_anew(clear_retuned(final, folder))
-        finished = carry_out.carry_out(final, folder, how)
-        carry_out.print_study(final, folder, target)
-    end(final, folder, finished)
+        records, finished = carry_out.carry_out(final, folder, how)
+        carry_out.print_study(records, target)
+    end(records, finished)
 
 
 def _tune(plan: Plan, folder: Path, how: How) -> None:
     """Try these rates; unless all runs have ended nothing is chosen, and the command ends here."""
     from aliceopt.lab import carry_out
 
-    finished = carry_out.carry_out(plan, folder, how, title="tuning learning rates")
-    if not finished or carry_out.missing(plan, folder):
+    records, finished = carry_out.carry_out(plan, folder, how, title="tuning learning rates")
+    if not finished or carry_out.missing(records):
         say("stopped while tuning learning rates; what was tried is kept")
-        end(plan, folder, finished)
+        end(records, finished)
 
 
 def _say_anew(methods: list[str]) -> None:

@@ -10,9 +10,9 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from rich import box
@@ -20,20 +20,20 @@ from rich.table import Table
 
 from aliceopt.lab import data
 from aliceopt.lab.data import generate
-from aliceopt.lab.launch import Launcher
+from aliceopt.lab.launch import Launcher, Setting
 from aliceopt.lab.live import Live
 from aliceopt.lab.pace import known_paces, measured_paces
 from aliceopt.lab.plan import (
     EXPERIMENTS,
     SCALES,
-    Plan,
     PlanError,
     experiment_plan,
     scales_of,
     settings_of,
 )
-from aliceopt.lab.pool import Local, execute, outstanding, threads_each
-from aliceopt.lab.records import RecordError, read_plan, read_runs
+from aliceopt.lab.pool import Local, outstanding, threads_each
+from aliceopt.lab.records import ENDED, RecordError, Records, read_records
+from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.stopping import terms_as_interrupts
 from aliceopt.lab.study import Study
 from aliceopt.lab.terminal import stdout_console
@@ -42,10 +42,7 @@ from aliceopt.lab.words import counted, rounded
 __all__ = [
     "LAUNCHERS",
     "How",
-    "all_diverged",
-    "begun",
     "carry_out",
-    "check_data",
     "check_experiment",
     "check_launcher",
     "command",
@@ -59,6 +56,7 @@ __all__ = [
     "print_experiments",
     "print_study",
     "told",
+    "with_data",
 ]
 
 
@@ -137,7 +135,7 @@ def lasting(
             "ray trains there: choose steps or gradients"
         )
     known = {} if folder is None else known_paces(folder)
-    if set(study.methods) - set(known):
+    if set(study.final.methods) - set(known):
         known = {**paces(study, device, workers), **known}
     return study.lasting(known, seconds)
 
@@ -152,34 +150,27 @@ class How:
     minutes: float | None = None
 
 
-def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> bool:
+def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> tuple[Records, bool]:
     """Run what is left of a plan, showing how it goes; False if it was interrupted."""
     if how.minutes is not None and not 0 < how.minutes < math.inf:
         raise PlanError(f"--minutes must be a number > 0, got {how.minutes:g}")
     deadline = None if how.minutes is None else time.time() + 60 * how.minutes
     if how.tensorboard:
         importlib.import_module("torch.utils.tensorboard")  # if missing, told before any run
-    todo = outstanding(plan, folder, resume=how.resume)
-    plan.document["command"] = command()
+    plan = replace(plan, command=command())
+    left = outstanding(plan, folder, resume=how.resume)
     console = stdout_console()
     if title:
-        console.print(f"{title}: {counted(len(todo), 'run')}", highlight=False)
-    left = [(run.method, run.seed) for run in todo]
+        console.print(f"{title}: {counted(len(left.runs), 'run')}", highlight=False)
+    finished = True
     try:
-        with terms_as_interrupts(), Live(plan.document, console, left) as live:
-            execute(
-                plan,
-                folder,
-                how.launcher,
-                resume=how.resume,
-                tensorboard=how.tensorboard,
-                deadline=deadline,
-                watch=live,
-            )
+        with terms_as_interrupts(), Live(plan, console, left.runs) as live:
+            setting = Setting(folder, how.resume, how.tensorboard, deadline)
+            left.launch(how.launcher, setting, live)
     except KeyboardInterrupt as why:
         console.print(f"{str(why) or 'interrupted'}: what is finished is kept", highlight=False)
-        return False
-    return True
+        finished = False
+    return read_records(folder, plan), finished
 
 
 def command() -> str:
@@ -203,26 +194,9 @@ def devices(device: str) -> list[str]:
     return [f"cuda:{number or 0}"]
 
 
-def begun(folder: Path) -> bool:
-    """Whether there is anything to report of."""
-    return any(run.status != "missing" for run in read_runs(folder))
-
-
-def missing(plan: Plan, folder: Path) -> list[str]:
+def missing(records: Records) -> list[str]:
     """The runs that have no end: interrupted, failed, or never begun."""
-    if not (folder / "plan.json").exists():
-        return [f"all {counted(len(plan.runs), 'run')}"]
-    records = read_runs(folder, plan.document)
-    return [
-        f"{r.label} seed {r.seed} ({r.status})"
-        for r in records
-        if r.status not in ("finished", "diverged")
-    ]
-
-
-def all_diverged(plan: Plan, folder: Path) -> bool:
-    """Whether every run has ended and none with a result."""
-    return all(run.status == "diverged" for run in read_runs(folder, plan.document))
+    return [f"{r.label} seed {r.seed} ({r.status})" for r in records.runs if r.status not in ENDED]
 
 
 # ---- data --------------------------------------------------------------------------------------
@@ -247,13 +221,12 @@ def data_root(
     return made
 
 
-def check_data(plan: Plan) -> None:
-    """Read the data once, so that a bad file is told of before anything runs."""
-    problem = plan.runs[0].problem
-    source = {k: v for k, v in problem["data"].items() if k != "name"}
-    loaded = data.load(problem["data"]["name"], batch_size=problem["batch_size"], **source)
-    plan.document["generated"] = loaded.generated
-    plan.document["data_note"] = loaded.note
+def with_data(plan: Plan) -> Plan:
+    """The plan with a note of its data, read once, so that a bad file is told of before any run."""
+    assert isinstance(plan.problem, LabProblem)
+    source = {k: v for k, v in plan.problem.data.items() if k != "name"}
+    loaded = data.load(plan.data, batch_size=plan.problem.batch_size, **source)
+    return replace(plan, generated=loaded.generated, data_note=loaded.note)
 
 
 # ---- showing -----------------------------------------------------------------------------------
@@ -282,30 +255,26 @@ def print_experiments() -> None:
     print("aliceopt run pays: all four of pays-..., one after the other.")
 
 
-def print_experiment(folder: Path) -> None:
+def print_experiment(records: Records) -> None:
     """An experiment's table beside the paper's, its figure, and its report."""
     from aliceopt.lab.figures import draw_experiment
     from aliceopt.lab.report import write_report
     from aliceopt.lab.results.table import print_table
 
     drawn = None
-    if begun(folder):
-        with contextlib.suppress(RecordError):  # nothing finished yet: no figure
-            drawn = draw_experiment(folder)
-    write_report(folder)  # before anything is printed, which may fail: into a closed pipe, say
+    with contextlib.suppress(RecordError):  # nothing finished yet: no figure
+        drawn = draw_experiment(records)
+    write_report(records)  # before anything is printed, which may fail: into a closed pipe, say
     console = stdout_console()
-    print_table(folder, console)
+    print_table(records, console)
     if drawn is not None:
         console.print(f"figure: {drawn}", markup=False, soft_wrap=True)
 
 
-def print_study(plan: Plan, folder: Path, target: float | None) -> None:
+def print_study(records: Records, target: float | None) -> None:
     """A study's table and finding, and its report."""
     from aliceopt.lab.report import write_report
     from aliceopt.lab.results.summary import print_summary
 
-    if not (folder / "plan.json").exists():
-        return
-    write_report(folder)  # first, as above
-    document: dict[str, Any] = read_plan(folder)
-    print_summary(document, read_runs(folder, document), stdout_console(), target)
+    write_report(records)  # first, as above
+    print_summary(records.plan, records.runs, stdout_console(), target)

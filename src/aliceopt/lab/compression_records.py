@@ -21,6 +21,7 @@ from aliceopt.lab.compression import Result
 from aliceopt.lab.network import JOURNAL, Network
 from aliceopt.lab.records import Journal, RecordError, device_name, run_folder, versions
 from aliceopt.lab.spec import Run
+from aliceopt.lab.typed import to_json
 from aliceopt.lab.writing import replacing
 
 __all__ = [
@@ -85,7 +86,7 @@ KINDS = {"pruned": _ABOUT | _RESULT, "layer": _ABOUT | _LAYER}
 
 def about(problem: str, scale: str, run: Run, network: Network) -> Line:
     """What all lines of a network share; ``network`` is a name of how it was trained."""
-    config = run.as_dict()
+    config = to_json(run)
     config.pop("seed")
     config["training"].pop("threads")
     config["problem"].get("data", {}).pop("root", None)

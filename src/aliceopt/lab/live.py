@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -20,6 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from aliceopt.lab import train
+from aliceopt.lab.spec import Plan, Run
 from aliceopt.lab.words import counted
 
 __all__ = ["Live"]
@@ -34,18 +34,16 @@ class _Metric(ProgressColumn):
 
 
 class Live:
-    """Shows what is left of a plan being carried out, ``todo`` by method and seed.
+    """Shows what is left of a plan being carried out.
 
     Where the output is no terminal, only lines are printed.
     """
 
-    def __init__(
-        self, document: dict[str, Any], console: Console, todo: Collection[tuple[str, int]]
-    ):
-        self._console, self._metric = console, document["metric"]
-        self._labels = {key: method["label"] for key, method in document["methods"].items()}
-        self._expected = {(r["method"], r["seed"]): r["gradients"] for r in document["runs"]}
-        self._count = len(document["runs"])
+    def __init__(self, plan: Plan, console: Console, todo: Collection[Run]):
+        self._console, self._metric = console, plan.metric
+        self._labels = {key: method.label for key, method in plan.methods.items()}
+        self._expected = {(run.method, run.seed): run.gradients for run in plan.runs}
+        self._count = len(plan.runs)
         self._ended = self._count - len(todo)
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -57,7 +55,7 @@ class Live:
             transient=True,
             disable=not console.is_terminal,
         )
-        left = sum(self._expected[key] for key in todo)
+        left = sum(self._expected[run.method, run.seed] for run in todo)
         self._all = self._bars.add_task("all runs, in gradients", total=left, shown="")
         self._tasks: dict[tuple[str, int], TaskID] = {}
         self._done: dict[tuple[str, int], float] = {}

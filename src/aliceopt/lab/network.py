@@ -24,9 +24,10 @@ from aliceopt.lab.problem import Problem
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.records import load_checkpoint, run_folder
 from aliceopt.lab.rules import try_problem
-from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.spec import LabProblem, Run, Schedule, Source, Training, UserProblem
 from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import Progress, train
+from aliceopt.lab.typed import from_json, to_json
 from aliceopt.lab.writing import replacing
 from aliceopt.landscape.twins import check_swapped
 
@@ -118,7 +119,7 @@ def problem_run(
         plan = experiment_plan(
             source, scale, seeds=[seed], methods=[method], precision=precision, root=data
         )
-        run = plan.runs[0]
+        run = plan.run(plan.runs[0])
         return replace(run, training=replace(run.training, keep_checkpoint=True))
     return _studied_run(source, seed, precision, epochs)
 
@@ -132,10 +133,11 @@ def check_source(source: str) -> None:
 def _studied_run(source: str | None, seed: int, precision: str | None, epochs: float | None) -> Run:
     """A function's problem or the digits, trained as a study trains AdamW."""
     settings = SETTINGS
-    problem: dict[str, Any] = {"function": source}
-    if source is None:
-        problem = {key: settings[key] for key in ("model", "data")}
-        problem |= {"batch_size": settings["train"]["batch_size"], "metric": "accuracy"}
+    problem: Source = LabProblem(
+        settings["model"], settings["data"], settings["train"]["batch_size"], "accuracy"
+    )
+    if source is not None:
+        problem = UserProblem(source)
     made = build_problem(problem, seed)
     try_problem(made)
     steps = max(1, round((epochs or settings["train"]["epochs"]) * len(made.train)))
@@ -158,7 +160,7 @@ def checkpoint_run(path: Path) -> Run:
     records = path.with_name("records.jsonl")
     try:
         with records.open(encoding="utf-8") as lines:
-            return Run.from_dict(json.loads(next(lines))["config"])
+            return from_json(Run, json.loads(next(lines))["config"])
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         raise PlanError(
             f"{str(path)!r} has no records of a run beside it: give the problem, and this file as "
@@ -182,8 +184,8 @@ def network_of(
     with replacing(run_folder(folder, run.method, run.seed) / "network.json") as beside:
         beside.write_text(made_by, encoding="utf-8")
     content = _trained(run, folder, device) if given is None else given
-    config = run.problem if twin is None else {**run.problem, "twin": twin}
-    problem, precision = build_problem(config, run.seed), run.training.precision
+    source = run.problem if twin is None else replace(run.problem, twin=twin)
+    problem, precision = build_problem(source, run.seed), run.training.precision
     set_products(precision)
     try:
         problem.model.load_state_dict(content.get("model", content))
@@ -229,8 +231,8 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     place = run_folder(folder, run.method, run.seed)
     if checkpoint is not None and checkpoint.resolve() == (place / "checkpoint.pt").resolve():
         checkpoint = None
-    source = str(run.problem.get("function", "")).rpartition(":")[0]
-    made_by = run.as_dict()
+    source = str(run.problem).rpartition(":")[0]
+    made_by = to_json(run)
     made_by["training"].pop("threads")
     made_by["problem"].get("data", {}).pop("root", None)
     for name, file in (("code", Path(source)), ("weights", checkpoint)):

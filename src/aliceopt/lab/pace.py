@@ -57,8 +57,8 @@ def measured_paces(study: Study, device: str, threads: int) -> dict[str, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        one_step = dict.fromkeys(study.methods, 1.0)
-        runs = {run.method: run for run in study.lasting(one_step, seconds=4.0).final.runs}
+        plan = study.lasting(dict.fromkeys(study.final.methods, 1.0), seconds=4.0).final
+        runs = {run.method: plan.run(run) for run in plan.runs}
         return {method: seconds_a_step(run, device) for method, run in runs.items()}
     finally:
         torch.set_num_threads(before)
@@ -71,5 +71,5 @@ def known_paces(folder: Path) -> dict[str, float]:
     """Those that a study in the folder was planned with, so that it can go on as it began."""
     for place in (folder, folder / "tuning"):
         if (place / "plan.json").exists():
-            return dict(read_plan(place).get("paces") or {})
+            return read_plan(place).paces or {}
     return {}

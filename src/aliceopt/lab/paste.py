@@ -22,17 +22,16 @@ _NOTES = {
 }
 
 
-def lines_to_paste(about: Mapping[str, Any]) -> str:
+def lines_to_paste(name: str, options: Mapping[str, Any]) -> str:
     """The import and the constructor of a method, with every option that is not its default.
 
-    ``about`` is what a plan says of the method. Learning rates have three digits. What the training
-    loop has to do beside ``backward`` and ``step`` is a comment.
+    ``name`` and ``options`` are those of a plan. Learning rates have three digits. What the
+    training loop has to do beside ``backward`` and ``step`` is a comment.
 
-    >>> print(lines_to_paste({"optimizer": "adamw", "options": {"lr": 0.015811}}))
+    >>> print(lines_to_paste("adamw", {"lr": 0.015811}))
     import torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0158, fused=True)
     """
-    name, options = about["optimizer"], about["options"]
     chosen = {k: shown_rate(v) if k in _RATES else v for k, v in arguments(name, options).items()}
     module, kind = optimizer_name(name)
     usual = _defaults(module, kind)

@@ -11,7 +11,6 @@ import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,27 @@ from torch import nn
 from aliceopt.lab import data
 from aliceopt.lab.methods import METHODS, make_method, planned
 from aliceopt.lab.problem import METRICS
-from aliceopt.lab.spec import Run, Schedule, Training, checked_precision
+from aliceopt.lab.spec import (
+    LabProblem,
+    Plan,
+    PlannedMethod,
+    PlannedRun,
+    PlannedTraining,
+    Recipe,
+    Schedule,
+    Source,
+    checked_precision,
+)
+from aliceopt.lab.typed import from_json
 
 __all__ = [
     "EXPERIMENTS",
     "FAMILIES",
     "SCALES",
-    "Plan",
     "PlanError",
     "choose",
     "experiment_plan",
+    "gradients_of",
     "label_of",
     "plan_of",
     "scales_of",
@@ -51,19 +61,6 @@ _TERM_NAMES = {"none": "no curvature", "glass+abs": "glass + abs", "glass+signed
 
 class PlanError(ValueError):
     """A plan that cannot be carried out, with the value that is wrong."""
-
-
-@dataclass
-class Plan:
-    """What is to be run: ``document`` is written as plan.json, ``runs`` are carried out."""
-
-    document: dict[str, Any]
-    runs: list[Run]
-
-    @property
-    def gradients(self) -> int:
-        """Estimated gradient evaluations of all runs."""
-        return sum(int(run["gradients"]) for run in self.document["runs"])
 
 
 def experiment_plan(
@@ -100,26 +97,28 @@ def experiment_plan(
         raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")
     if root is not None:
         settings["data"]["root"] = str(root)
-    problem = {
-        "model": settings["model"],
-        "data": settings["data"],
-        "batch_size": settings["train"]["batch_size"],
-        "metric": settings["metric"],
-    }
-    batches = _batches(settings, read)
-    return plan_of(_about(name, scale, settings), problem, settings, chosen, batches, check=check)
-
-
-def _about(name: str, scale: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     metric = settings["metric"]
     if metric not in METRICS:
         raise PlanError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
-    about = {"kind": "experiment", "name": name, "scale": scale}
-    about |= {key: settings[key] for key in ("title", "figure", "metric")}
-    about["better"] = METRICS[metric]
-    about["reference"] = settings.get("paper", "")
-    about["official_data"] = settings_of(name, scales_of(name)[0])["data"]["name"]
-    return about
+    size = _training(settings["train"]).batch_size
+    if size is None:
+        raise PlanError("train needs a batch_size")
+    return plan_of(
+        LabProblem(settings["model"], settings["data"], size, metric),
+        settings,
+        chosen,
+        _batches(settings, size, read),
+        check=check,
+        kind="experiment",
+        name=name,
+        scale=scale,
+        title=settings["title"],
+        figure=settings["figure"],
+        metric=metric,
+        better=METRICS[metric],
+        reference=settings.get("paper", ""),
+        official_data=settings_of(name, scales_of(name)[0])["data"]["name"],
+    )
 
 
 def _methods(known: Mapping[str, Any], wanted: Iterable[str] | None) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def _at_rate(name: str, method: Mapping[str, Any]) -> dict[str, Any]:
     if not at:
         return dict(method)
     value = _value(rate)
-    if not _is_number(value) or not 0 < value < math.inf:
+    if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
         raise PlanError(
             f"method {name!r}: a learning rate > 0 stands behind the @, like {key}@1e-3; "
             f"got {rate!r}"
@@ -147,47 +146,64 @@ def _at_rate(name: str, method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_of(
-    about: dict[str, Any],
-    problem: dict[str, Any],
+    problem: Source,
     settings: Mapping[str, Any],
     methods: Mapping[str, Mapping[str, Any]],
     batches: int,
     *,
     check: bool = True,
+    **about: Any,
 ) -> Plan:
-    """Every method with every seed on one problem."""
+    """Every method with every seed on one problem; ``about`` are further fields of the plan."""
     seeds = _seeds(settings["seeds"])
-    described: dict[str, Any] = {}
-    runs: list[Run] = []
+    described: dict[str, PlannedMethod] = {}
+    costs: dict[str, tuple[int, int]] = {}
     for key, method in methods.items():
-        optimizer, options = _optimizer(key, method), _options(method, settings)
+        mine = described[key] = _method(key, method, settings)
         if check:
-            _check_options(key, optimizer, options)
-        training = _training(settings["train"], method, batches)
-        label = method.get("label") or (label_of(options) if optimizer == "alice" else key)
-        described[key] = {
-            "label": label,
-            "family": "alice" if optimizer == "alice" else "baseline",
-            "terms": options.get("terms"),
-            "step": options.get("step"),
-            "optimizer": optimizer,
-            "options": options,
-            **({"schedule": method["schedule"]} if "schedule" in method else {}),
-        }
-        runs += [Run(key, label, optimizer, options, seed, problem, training) for seed in seeds]
-    # Seeds outermost: an interrupted plan has compared all methods on the first seeds.
-    runs.sort(key=lambda run: run.seed)
-    document = {
+            _check_options(key, mine)
+        training = _training(settings["train"], batches, method.get("epochs"))
+        steps = training.length
+        if steps is None:
+            raise PlanError("train needs steps or epochs")
+        costs[key] = steps, gradients_of(mine, training, steps)
+    plan = Plan(
         **about,
-        "problem": problem,
-        "data": problem.get("data", {}).get("name", "the problem's own"),
-        "training": {**settings["train"], "batches": batches},
-        "methods": described,
-        "seeds": seeds,
-        "runs": [_planned(run) for run in runs],
-        "paper": {key: m["paper"] for key, m in methods.items() if "paper" in m},
+        problem=problem,
+        data=problem.data["name"] if isinstance(problem, LabProblem) else "the problem's own",
+        training=_training(settings["train"], batches),
+        methods=described,
+        seeds=seeds,
+        # Seeds outermost: an interrupted plan has compared all methods on the first seeds.
+        runs=[PlannedRun(key, seed, *costs[key]) for seed in sorted(seeds) for key in methods],
+        paper={key: m["paper"] for key, m in methods.items() if "paper" in m},
+    )
+    for key in methods:
+        try:
+            plan.schedule_of(key)
+        except ValueError as error:
+            raise PlanError(f"method {key}: {error}") from error
+    return plan
+
+
+def _method(key: str, method: Mapping[str, Any], settings: Mapping[str, Any]) -> PlannedMethod:
+    optimizer = _optimizer(key, method)
+    alice = optimizer == "alice"
+    options = {k: v for k, v in method.items() if k not in _ABOUT_METHODS}
+    options = {**settings.get("alice", {}), **options} if alice else options
+    about = {
+        "label": method.get("label") or (label_of(options) if alice else key),
+        "family": "alice" if alice else "baseline",
+        "optimizer": optimizer,
+        "options": options,
+        "terms": options.get("terms"),
+        "step": options.get("step"),
+        "schedule": method.get("schedule"),
     }
-    return Plan(document, runs)
+    try:
+        return from_json(PlannedMethod, about, f"methods.{key}")
+    except ValueError as error:
+        raise PlanError(str(error)) from error
 
 
 def _optimizer(key: str, method: Any) -> str:
@@ -196,28 +212,21 @@ def _optimizer(key: str, method: Any) -> str:
     return str(method["optimizer"])
 
 
-def _check_options(key: str, optimizer: str, options: Mapping[str, Any]) -> None:
+def _check_options(key: str, method: PlannedMethod) -> None:
     """Refuse now what the optimizer would refuse when its first run begins."""
     try:
-        make_method(optimizer, nn.Linear(2, 2), options, seed=0)
+        make_method(method.optimizer, nn.Linear(2, 2), method.options, seed=0)
     except (RuntimeError, TypeError, ValueError) as error:
         raise PlanError(f"method {key}: {error}") from error
 
 
-def _planned(run: Run) -> dict[str, Any]:
-    steps = run.training.steps
-    gradients = planned(run.optimizer, run.options, steps)
-    if run.training.power_law is not None:
-        times = 1 + min(run.training.evaluations, steps)
-        gradients += times * (1 + 2 * run.training.power_law.get("directions", 4))
-    return {"method": run.method, "seed": run.seed, "steps": steps, "gradients": gradients}
-
-
-def _options(method: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    mine = {k: v for k, v in method.items() if k not in _ABOUT_METHODS}
-    if method["optimizer"] != "alice":
-        return mine
-    return {**settings.get("alice", {}), **mine}
+def gradients_of(method: PlannedMethod, training: Recipe, steps: int) -> int:
+    """Gradient evaluations of a run of so many steps."""
+    gradients = planned(method.optimizer, method.options, steps)
+    if training.power_law is None:
+        return gradients
+    times = 1 + min(training.evaluations, steps)
+    return gradients + times * (1 + 2 * training.power_law.directions)
 
 
 def label_of(options: Mapping[str, Any]) -> str:
@@ -227,31 +236,15 @@ def label_of(options: Mapping[str, Any]) -> str:
     return f"Alice, {_TERM_NAMES.get(terms, terms)}, {step}".rstrip(", ")
 
 
-def _training(train: Mapping[str, Any], method: Mapping[str, Any], batches: int) -> Training:
-    values = dict(train)
-    usual = values.pop("schedule", {})
-    if not isinstance(usual, Mapping):
-        raise PlanError(f"train.schedule is a table, like train.schedule.shape; got {usual!r}")
-    schedule = {**usual, **method.get("schedule", {})}
-    epochs = method.get("epochs", values.get("epochs"))
-    values.pop("epochs", None)
-    for key in ("examples", "batch_size"):
-        values.pop(key, None)
-    if "steps" not in values:
-        if epochs is None:
-            raise PlanError("train needs steps or epochs")
-        if not _is_number(epochs) or not 0 < epochs < math.inf:
-            raise PlanError(f"train.epochs must be a number > 0, got {epochs!r}")
-        values["steps"] = max(1, round(epochs * batches))
+def _training(
+    train: Mapping[str, Any], batches: int = 1, epochs: float | None = None
+) -> PlannedTraining:
+    """The table ``train``, with epochs of a method's own if they are given."""
+    own = {} if epochs is None else {"epochs": epochs}
     try:
-        schedule["drops"] = tuple(schedule.get("drops", ()))
-        return Training(schedule=Schedule(**schedule), **values)
-    except (TypeError, ValueError) as error:
-        raise PlanError(f"train: {error}") from error
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        return from_json(PlannedTraining, {**train, "batches": batches, **own}, "train")
+    except ValueError as error:
+        raise PlanError(str(error)) from error
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -265,12 +258,8 @@ def _seeds(seeds: Any) -> list[int]:
     return list(range(seeds))
 
 
-def _batches(settings: Mapping[str, Any], read: bool) -> int:
+def _batches(settings: Mapping[str, Any], size: int, read: bool) -> int:
     """Batches an epoch: of the data if it is there, else of the set as published."""
-    size: int = settings["train"]["batch_size"]
-    examples: int = settings["train"].get("examples", 0)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise PlanError(f"train.batch_size must be a whole number >= 1, got {size!r}")
     source = {k: v for k, v in settings["data"].items() if k != "name"}
     if read:
         try:
@@ -279,7 +268,7 @@ def _batches(settings: Mapping[str, Any], read: bool) -> int:
             raise PlanError(f"data: {error}") from error
         except data.DataError:
             pass  # told by the command that needs the data
-    return max(1, examples // size)
+    return max(1, int(settings["train"].get("examples", 0)) // size)
 
 
 # ---- settings ----------------------------------------------------------------------------------
@@ -339,7 +328,8 @@ def _apply(settings: dict[str, Any], change: str) -> None:
             raise PlanError(f"--set {change}: there is no {part!r}{_meant(part, table)}")
         table[part] = dict(table[part])
         table = table[part]
-    fields = {"train": _training_fields(), "train.schedule": list(Schedule.__dataclass_fields__)}
+    training = [name for name in PlannedTraining.__dataclass_fields__ if name != "batches"]
+    fields = {"train": training, "train.schedule": list(Schedule.__dataclass_fields__)}
     where = ".".join(path[:-1])
     known = fields.get(where, [] if path[0] in _OPEN_TABLES and path[:-1] else list(table))
     if known and path[-1] not in known:
@@ -352,10 +342,6 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     if isinstance(table.get(path[-1]), Mapping) and not isinstance(value, Mapping):
         raise PlanError(f"--set {change}: {key!r} is a table, like {{ name = value }}")
     table[path[-1]] = value
-
-
-def _training_fields() -> list[str]:
-    return ["epochs", "examples", "batch_size", *Training.__dataclass_fields__]
 
 
 def _value(text: str) -> Any:

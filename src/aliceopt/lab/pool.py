@@ -30,13 +30,14 @@ from aliceopt.lab.launch import (
     lost,
     train_run,
 )
-from aliceopt.lab.plan import Plan, PlanError
-from aliceopt.lab.records import RunRecord, read_plan, read_runs, write_plan
-from aliceopt.lab.spec import Run
+from aliceopt.lab.plan import PlanError
+from aliceopt.lab.records import ENDED, RunRecord, read_plan, read_runs, write_plan
+from aliceopt.lab.spec import Plan, Run
 from aliceopt.lab.train import Progress
+from aliceopt.lab.typed import from_json, to_json
 from aliceopt.lab.words import counted
 
-__all__ = ["Local", "execute", "outstanding", "refuse_fewer", "threads_each"]
+__all__ = ["Left", "Local", "execute", "outstanding", "refuse_fewer", "threads_each"]
 
 GRACE = 30.0
 """Seconds that a worker has to end its step and to save, before it is killed."""
@@ -58,45 +59,61 @@ def execute(
     ``deadline`` on (in seconds of `time.time`) if anything is left to do.
     ``launcher`` trains the runs; by default it is `Local`, one process a core.
     """
-    launcher = launcher or Local()
-    todo = outstanding(plan, folder, resume=resume)
-    _check_device(read_runs(folder, plan.document), launcher.on_cpu)
-    write_plan(folder, plan.document)
-    threads = _threads(plan, folder, launcher)
-    runs = [_threaded(run, threads) for run in todo]
-    launcher.launch(runs, Setting(folder, resume, tensorboard, deadline), watch)
+    setting = Setting(folder, resume, tensorboard, deadline)
+    outstanding(plan, folder, resume=resume).launch(launcher or Local(), setting, watch)
 
 
-def outstanding(plan: Plan, folder: Path, *, resume: bool) -> list[Run]:
-    """The runs to be done; what the folder holds already must belong to the same plan."""
-    _refuse_other_plan(plan, folder)
-    refuse_fewer(plan, folder)
-    found = dict(zip(_keys(plan), read_runs(folder, plan.document), strict=True))
-    begun = [record for record in found.values() if record.status != "missing"]
+@dataclass(frozen=True)
+class Left:
+    """What is left of a plan: ``runs``; and the records of all that it names."""
+
+    plan: Plan
+    runs: list[Run]
+    records: list[RunRecord]
+
+    def launch(self, launcher: Launcher, setting: Setting, watch: Watcher) -> None:
+        """Write the plan, and let the launcher train what is left."""
+        self._check_device(launcher.on_cpu)
+        write_plan(setting.folder, self.plan)
+        # Sums depend on the threads of a run, so a plan goes on with those it began with.
+        before = [record.ran.training.threads for record in self.records if record.ran]
+        threads = before[0] if before else threads_each(launcher, len(self.records))
+        launcher.launch([_threaded(run, threads) for run in self.runs], setting, watch)
+
+    def _check_device(self, on_cpu: bool) -> None:
+        """Refuse to go on elsewhere: seconds of a CPU and of a GPU do not go into one median."""
+        for record in self.records:
+            device = record.start.get("device", "")
+            if device and device.startswith("cpu") != on_cpu:
+                raise PlanError(
+                    f"the records of {record.method}, seed {record.seed}, were made on {device}: "
+                    "go on there (--device), choose another --out, or --overwrite"
+                )
+
+
+def outstanding(plan: Plan, folder: Path, *, resume: bool) -> Left:
+    """What is to be done; what the folder holds already must belong to the same plan."""
+    there = _there(folder)
+    records, others = _found(plan, there, folder)
+    begun = [record for record in records if record.status != "missing"]
+    if there is not None and (begun or any(record.status != "missing" for record in others)):
+        if (there.kind, there.name, there.scale) != (plan.kind, plan.name, plan.scale):
+            raise PlanError(
+                f"{str(folder)!r} holds the records of {there.name!r} at scale {there.scale}: "
+                "choose another --out, or --overwrite"
+            )
+        _refuse_left_out(plan, others, folder)
     if begun and not resume:
         raise PlanError(
             f"{str(folder)!r} already holds records of {counted(len(begun), 'run')}: --resume to "
             "go on with them, --overwrite to begin anew, or another --out"
         )
-    todo = []
-    for run in plan.runs:
-        record = found[run.method, run.seed]
+    runs = []
+    for run, record in zip(map(plan.run, plan.runs), records, strict=True):
         _check_same(run, record)
-        if record.status not in ("finished", "diverged"):
-            todo.append(run)
-    return todo
-
-
-def _refuse_other_plan(plan: Plan, folder: Path) -> None:
-    if not (folder / "plan.json").exists():
-        return
-    there = read_plan(folder)
-    same = all(there.get(key) == plan.document.get(key) for key in ("kind", "name", "scale"))
-    if not same and any(run.status != "missing" for run in read_runs(folder, there)):
-        raise PlanError(
-            f"{str(folder)!r} holds the records of {there.get('name')!r} at scale "
-            f"{there.get('scale')}: choose another --out, or --overwrite"
-        )
+        if record.status not in ENDED:
+            runs.append(run)
+    return Left(plan, runs, records)
 
 
 def refuse_fewer(plan: Plan, folder: Path) -> None:
@@ -104,36 +121,44 @@ def refuse_fewer(plan: Plan, folder: Path) -> None:
 
     Runs that failed or were stopped may be left out.
     """
-    kind, there = plan.document["kind"], (folder / "plan.json").exists()
-    if kind == "experiment" or not there or read_plan(folder)["kind"] != kind:
-        return
-    named = set(_keys(plan))
-    ended = [r for r in read_runs(folder) if r.status in ("finished", "diverged")]
-    left = [run for run in ended if (run.method, run.seed) not in named]
-    if left:
-        labels = "; ".join(dict.fromkeys(run.label for run in left))
+    there = _there(folder)
+    if there is not None and there.kind == plan.kind:
+        _refuse_left_out(plan, _found(plan, there, folder)[1], folder)
+
+
+def _there(folder: Path) -> Plan | None:
+    return read_plan(folder) if (folder / "plan.json").exists() else None
+
+
+def _found(plan: Plan, there: Plan | None, folder: Path) -> tuple[list[RunRecord], list[RunRecord]]:
+    """The records of a plan, and those of other runs that the plan in the folder names."""
+    named = {(run.method, run.seed) for run in plan.runs}
+    others: list[RunRecord] = []
+    if there is not None:
+        runs = [run for run in there.runs if (run.method, run.seed) not in named]
+        others = read_runs(folder, replace(there, runs=runs))
+    return read_runs(folder, plan), others
+
+
+def _refuse_left_out(plan: Plan, others: Sequence[RunRecord], folder: Path) -> None:
+    left = dict.fromkeys(run.label for run in others if run.status in ENDED)
+    if left and plan.kind != "experiment":
         raise PlanError(
-            f"{str(folder)!r} also holds results of {labels} that this command leaves out: ask for "
-            "as many terms, baselines and seeds as before, choose another --out, or --overwrite"
+            f"{str(folder)!r} also holds results of {'; '.join(left)} that this command leaves "
+            "out: ask for as many terms, baselines and seeds as before, choose another --out, or "
+            "--overwrite"
         )
-
-
-def _keys(plan: Plan) -> list[tuple[str, int]]:
-    return [(planned["method"], planned["seed"]) for planned in plan.document["runs"]]
 
 
 def _check_same(run: Run, record: RunRecord) -> None:
     """Refuse to go on with records of another run."""
     if not record.config:
         return
-    names = ("optimizer", "options", "problem")
-    try:
-        before = _threaded(Run.from_dict(record.config), run.training.threads)
-    except (KeyError, TypeError, ValueError):
-        other = [*names, "training"]  # written by another version
-    else:
-        now = Run.from_dict(run.as_dict())
-        other = [name for name in names if getattr(before, name) != getattr(now, name)]
+    other = ["optimizer", "options", "problem", "training"]  # if another version wrote it
+    if record.ran is not None:
+        before = _threaded(record.ran, run.training.threads)
+        now = from_json(Run, to_json(run))  # as it is read: without tuples
+        other = [name for name in other[:3] if getattr(before, name) != getattr(now, name)]
         old, new = vars(before.training), vars(now.training)
         other += [f"train.{name}" for name in new if old[name] != new[name]]
     if other:
@@ -141,25 +166,6 @@ def _check_same(run: Run, record: RunRecord) -> None:
             f"the records of {run.method}, seed {run.seed}, were made with other settings "
             f"({', '.join(other)}): choose another --out, or --overwrite"
         )
-
-
-def _check_device(records: Sequence[RunRecord], on_cpu: bool) -> None:
-    """Refuse to go on elsewhere: seconds of a CPU and of a GPU do not go into one median."""
-    for record in records:
-        device = record.start.get("device", "")
-        if device and device.startswith("cpu") != on_cpu:
-            raise PlanError(
-                f"the records of {record.method}, seed {record.seed}, were made on {device}: go on "
-                "there (--device), choose another --out, or --overwrite"
-            )
-
-
-def _threads(plan: Plan, folder: Path, launcher: Launcher) -> int:
-    """Threads of a run: sums depend on them, so a plan goes on with those it began with."""
-    for record in read_runs(folder, plan.document):
-        if record.config:
-            return int(record.config["training"]["threads"])
-    return threads_each(launcher, len(plan.runs))
 
 
 def threads_each(launcher: Launcher, runs: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -10,45 +10,45 @@ from torch import nn
 from aliceopt.lab import data, models
 from aliceopt.lab.problem import Problem, ProblemError, load_function, make_problem
 from aliceopt.lab.randomness import seed_all
+from aliceopt.lab.spec import Source, UserProblem
 from aliceopt.landscape import twin
 
 __all__ = ["MODELS", "build_problem"]
 
 
-def build_problem(config: Mapping[str, Any], seed: int) -> Problem:
-    """The problem of a run, from ``{"function": ...}`` or ``{"model": ..., "data": ...}``.
+def build_problem(source: Source, seed: int) -> Problem:
+    """The problem of a run.
 
-    ``"twin"``, where it is given, names the activation that takes the place of the model's own.
     Everything is read and imported first and the generators seeded then, so that the weights
     follow from the seed alone.
     """
-    if "function" in config:
-        function = load_function(config["function"])
+    if isinstance(source, UserProblem):
+        function = load_function(source.function)
         seed_all(seed)
-        problem = make_problem(function, config["function"])
-        problem.model = _twinned(problem.model, config)
+        problem = make_problem(function, source.function)
+        problem.model = _twinned(problem.model, source.twin)
         return problem
-    source = {k: v for k, v in config["data"].items() if k != "name"}
-    loaded = data.load(config["data"]["name"], batch_size=config["batch_size"], **source)
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["model"].items()}
+    given = {k: v for k, v in source.data.items() if k != "name"}
+    loaded = data.load(source.data["name"], batch_size=source.batch_size, **given)
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in source.model.items()}
     name = options.pop("name")
     if name not in MODELS:
         raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
     seed_all(seed)
-    model = _twinned(MODELS[name](loaded, source, options), config)
+    model = _twinned(MODELS[name](loaded, given, options), source.twin)
     return Problem(
         model=model,
         loss=getattr(model, "loss", nn.functional.cross_entropy),
         train=loaded.train,
         validation=loaded.validation,
-        metric=config.get("metric", "loss"),
-        batch_size=config["batch_size"],
+        metric=source.metric,
+        batch_size=source.batch_size,
         note=loaded.note,
     )
 
 
-def _twinned(model: nn.Module, config: Mapping[str, Any]) -> nn.Module:
-    return twin(model, config["twin"]).model if "twin" in config else model
+def _twinned(model: nn.Module, activation: str | None) -> nn.Module:
+    return model if activation is None else twin(model, activation).model
 
 
 Maker = Callable[[data.Loaded, dict[str, Any], dict[str, Any]], nn.Module]

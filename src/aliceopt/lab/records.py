@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -25,12 +24,16 @@ import numpy as np
 import torch
 
 import aliceopt
+from aliceopt.lab.spec import Plan, Run
+from aliceopt.lab.typed import FieldError, from_json, to_json
 from aliceopt.lab.words import counted, plain
 from aliceopt.lab.writing import replacing, write_all, writing
 
 __all__ = [
+    "ENDED",
     "Journal",
     "RecordError",
+    "Records",
     "RunRecord",
     "Silent",
     "device_name",
@@ -38,6 +41,7 @@ __all__ = [
     "load_checkpoint",
     "read_found",
     "read_plan",
+    "read_records",
     "read_runs",
     "run_folder",
     "save_checkpoint",
@@ -46,6 +50,8 @@ __all__ = [
 ]
 
 Status = Literal["finished", "diverged", "failed", "interrupted", "missing"]
+ENDED: tuple[Status, ...] = ("finished", "diverged")
+"""Of these runs nothing is left to do."""
 _SERIES = ("train", "evaluation", "telemetry", "power_law")
 
 
@@ -74,7 +80,7 @@ class Journal:
 
     def write(self, event: str, **fields: Any) -> None:
         """One line; numbers that are not finite become null, which JSON can say."""
-        line = json.dumps(_finite({"event": event, **fields}), allow_nan=False) + "\n"
+        line = json.dumps(to_json({"event": event, **fields}), allow_nan=False) + "\n"
         self._append(line.encode())
         if self.mirror is not None:
             self.mirror(event, fields)
@@ -114,16 +120,6 @@ class Silent(Journal):
 
     def close(self) -> None:
         """Nothing to close."""
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
@@ -179,42 +175,30 @@ def fitting(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+def write_plan(folder: Path, plan: Plan) -> None:
     """Write ``plan.json``, whole or not at all."""
     with replacing(folder / "plan.json") as beside:
-        beside.write_text(json.dumps(_finite(plan), indent=2, allow_nan=False) + "\n")
+        beside.write_text(json.dumps(to_json(plan), indent=2, allow_nan=False) + "\n")
 
 
-def read_plan(folder: Path) -> dict[str, Any]:
+def read_plan(folder: Path) -> Plan:
     """The plan of a folder of records."""
     path = Path(folder) / "plan.json"
     if not path.exists():
         raise RecordError(f"no records in {str(folder)!r}: there is no plan.json")
     try:
-        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RecordError(f"{str(path)!r} is not JSON: {error}") from error
-    if not _is_plan(plan):
-        raise RecordError(f"{str(path)!r} is not a plan of aliceopt: choose another folder")
-    for method in plan["methods"].values():
-        method["label"] = plain(method["label"])  # in tables and figures, whoever wrote it
-    return plan
-
-
-def _is_plan(plan: Any) -> bool:
-    """Whether it names methods with labels and runs of them, which is what others rely on."""
-    if not isinstance(plan, dict) or not {"kind", "name", "methods", "runs"} <= set(plan):
-        return False
-    methods, runs = plan["methods"], plan["runs"]
-    if not isinstance(methods, dict) or not isinstance(runs, list):
-        return False
-    labelled = all(
-        isinstance(m, dict) and isinstance(m.get("label"), str) for m in methods.values()
-    )
-    return labelled and all(
-        isinstance(run, dict) and run.get("method") in methods and isinstance(run.get("seed"), int)
-        for run in runs
-    )
+    try:
+        plan = from_json(Plan, content)
+    except FieldError as error:
+        raise RecordError(
+            f"{str(path)!r} is not a plan of aliceopt ({error}): choose another folder"
+        ) from error
+    # Labels stand in tables and figures, whoever wrote them.
+    named = {key: replace(m, label=plain(m.label)) for key, m in plan.methods.items()}
+    return replace(plan, methods=named)
 
 
 def device_name(device: torch.device) -> str:
@@ -259,6 +243,7 @@ def _commit() -> str | None:
 class RunRecord:
     """One run as its journal tells it.
 
+    ``ran`` is what was run, None if it has not begun or another version wrote ``config``.
     ``final`` is the metric at the end of the schedule, None unless the run finished.
     """
 
@@ -267,6 +252,7 @@ class RunRecord:
     seed: int
     status: Status = "missing"
     config: dict[str, Any] = field(default_factory=dict)
+    ran: Run | None = None
     start: dict[str, Any] = field(default_factory=dict)
     training: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -278,16 +264,34 @@ class RunRecord:
     seconds: float = 0.0
 
 
-def read_runs(folder: Path, plan: dict[str, Any] | None = None) -> list[RunRecord]:
-    """Every planned run in the plan's order, also those not yet begun."""
+@dataclass(frozen=True)
+class Records:
+    """A folder's plan and its runs, all that are planned, in the plan's order."""
+
+    folder: Path
+    plan: Plan
+    runs: list[RunRecord]
+
+    def of(self, method: str) -> list[RunRecord]:
+        """The runs of one method."""
+        return [run for run in self.runs if run.method == method]
+
+
+def read_records(folder: Path, plan: Plan | None = None) -> Records:
+    """All that a folder tells of its plan, or of another one."""
     folder = Path(folder)
     plan = read_plan(folder) if plan is None else plan
+    return Records(folder, plan, read_runs(folder, plan))
+
+
+def read_runs(folder: Path, plan: Plan | None = None) -> list[RunRecord]:
+    """Every planned run in the plan's order, also those not yet begun."""
+    plan = read_plan(folder) if plan is None else plan
     runs = []
-    for planned in plan["runs"]:
-        method, seed = planned["method"], planned["seed"]
-        label = plan["methods"][method]["label"]
-        path = run_folder(folder, method, seed) / "records.jsonl"
-        runs.append(_read_run(path, RunRecord(method, label, seed)))
+    for run in plan.runs:
+        path = run_folder(folder, run.method, run.seed) / "records.jsonl"
+        label = plan.methods[run.method].label
+        runs.append(_read_run(path, RunRecord(run.method, label, run.seed)))
     return runs
 
 
@@ -311,6 +315,8 @@ def _read_run(path: Path, run: RunRecord) -> RunRecord:
         kind = event["event"]
         if kind == "start":
             run.status, run.start, run.config = "interrupted", event, event["config"]
+            with contextlib.suppress(FieldError):
+                run.ran = from_json(Run, run.config, "config")
         elif kind == "end":
             run.end, run.status = event, event["status"]
             run.final = event["metric"] if run.status == "finished" else None

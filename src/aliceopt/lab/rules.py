@@ -19,6 +19,7 @@ from aliceopt.lab.muon import matrices_of
 from aliceopt.lab.problem import Problem, ProblemError, kind_of, said
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_host
+from aliceopt.lab.spec import Source, UserProblem
 from aliceopt.lab.words import counted
 from aliceopt.probe import BufferGuard
 
@@ -31,22 +32,22 @@ MOST_OUTPUTS = 200_000
 """Numbers in a batch's outputs up to which the sign of the metric is judged: a second of work."""
 
 
-def checked_problem(source: Mapping[str, Any]) -> Problem:
+def checked_problem(source: Source) -> Problem:
     """The problem that ``build_problem(source, seed=0)`` makes, if it breaks no rule."""
     made = _made(source, 0)
     try_problem(made)
-    if "function" in source:
+    if isinstance(source, UserProblem):
         check_repeatable(made, _made(source, 0))
         check_seeds(made, _made(source, 1))
     return made
 
 
-def _made(source: Mapping[str, Any], seed: int) -> Problem:
+def _made(source: Source, seed: int) -> Problem:
     """The problem at a seed; torch's generator remembers the last seed that it was given."""
     made = build_problem(source, seed)
-    if "function" in source and torch.initial_seed() != seed:
+    if isinstance(source, UserProblem) and torch.initial_seed() != seed:
         raise ProblemError(
-            f"{source['function']} calls torch.manual_seed, and what is drawn after it is the same "
+            f"{source} calls torch.manual_seed, and what is drawn after it is the same "
             "at every seed: leave it out, the seed is set before the call, and give data a "
             "torch.Generator of its own"
         )

@@ -1,13 +1,35 @@
-"""One run, fully resolved: plain values that travel to worker processes and into the records."""
+"""What is to be run, as plain values that travel to worker processes and into the records.
+
+A `Plan` says it all and is what plan.json holds; `Plan.run` gives each of its runs, fully resolved.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-__all__ = ["PRECISIONS", "Run", "Schedule", "Training"]
+from aliceopt.lab.typed import UNLESS_NONE, Count, Positive, check, from_json, to_json
+
+__all__ = [
+    "PRECISIONS",
+    "Chosen",
+    "LabProblem",
+    "Plan",
+    "PlannedMethod",
+    "PlannedRun",
+    "PlannedTraining",
+    "PowerLaw",
+    "Recipe",
+    "Run",
+    "Schedule",
+    "Source",
+    "Training",
+    "TriedRate",
+    "Tuned",
+    "UserProblem",
+    "checked_precision",
+]
 
 PRECISIONS = ("float32", "tf32", "bf16")
 """float32; float32 with TF32 products on CUDA; bfloat16 autocast: see `aliceopt.lab.precision`."""
@@ -33,7 +55,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.shape not in _SHAPES:
-            raise ValueError(f"schedule must be one of {', '.join(_SHAPES)}; got {self.shape!r}")
+            raise ValueError(f"shape must be one of {', '.join(_SHAPES)}; got {self.shape!r}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup is a share of the run, from 0 to 1; got {self.warmup!r}")
         if any(not 0 < drop < 1 for drop in self.drops):
@@ -65,11 +87,18 @@ def checked_precision(precision: str, name: str = "--precision") -> str:
 
 
 @dataclass(frozen=True)
-class Training:
-    """How long, how precisely, and what is recorded on the way.
+class PowerLaw:
+    """How Figure 1's exponents are measured: at a radius, in so many directions."""
+
+    radius: Positive
+    directions: Count = 4
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How runs are trained, however long: how precisely, and what is recorded on the way.
 
     Args:
-        steps: steps to take; the plan works it out from epochs.
         schedule: of the learning rate.
         precision: one of `PRECISIONS`.
         evaluations: how often to evaluate, evenly spaced; the end always counts as one.
@@ -77,37 +106,34 @@ class Training:
         logs: how often to record the training loss, evenly spaced.
         capture: on CUDA, replay steps from graphs.
         telemetry: record Alice's curvature at every evaluation.
-        power_law: radius and directions for Figure 1's exponents at every evaluation, or None.
+        power_law: measure it at every evaluation; None: never.
         checkpoints: how often to save, evenly spaced; None: at every evaluation.
         keep_checkpoint: keep the last checkpoint of a finished run.
         threads: of a CPU run; part of the record, since sums depend on it.
     """
 
-    steps: int
     schedule: Schedule = field(default_factory=Schedule)
     precision: str = "float32"
-    evaluations: int = 20
-    validation_batches: int | None = None
-    logs: int = 50
+    evaluations: Count = 20
+    validation_batches: Count | None = None
+    logs: Count = 50
     capture: bool = True
     telemetry: bool = True
-    power_law: dict[str, Any] | None = None
-    checkpoints: int | None = None
+    power_law: PowerLaw | None = None
+    checkpoints: Count | None = None
     keep_checkpoint: bool = False
-    threads: int = 1
+    threads: Count = 1
 
     def __post_init__(self) -> None:
+        check(self)
         checked_precision(self.precision, "precision")
-        counts = ("steps", "evaluations", "validation_batches", "logs", "checkpoints", "threads")
-        for name in counts:
-            value = getattr(self, name)
-            if name in ("validation_batches", "checkpoints") and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
-        law = self.power_law
-        if law is not None and (not isinstance(law, dict) or "radius" not in law):
-            raise ValueError(f"power_law is a table with a radius, or nothing; got {law!r}")
+
+
+@dataclass(frozen=True)
+class Training(Recipe):
+    """How one run is trained; the plan works its ``steps`` out from epochs."""
+
+    steps: Count = field(kw_only=True)
 
     def due(self, step: int, times: int) -> bool:
         """Whether one of ``times`` evenly spaced moments has come after ``step`` steps."""
@@ -116,30 +142,193 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One method, one seed, one problem.
+class LabProblem:
+    """A model of the lab's on data of the lab's: each a name, and options beside it.
 
-    ``problem`` is {"function": "file.py:name"} or {"model": {...}, "data": {...}, "metric": ...}.
+    ``twin``: the activation that takes the place of the model's own.
     """
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    batch_size: int
+    metric: str = "loss"
+    twin: str | None = field(default=None, metadata=UNLESS_NONE)
+
+    def __str__(self) -> str:
+        return f"{self.model['name']} on {self.data['name']}"
+
+
+@dataclass(frozen=True)
+class UserProblem:
+    """A user's function, ``file.py:name``, and a checksum of the file it is in."""
+
+    function: str
+    source: str | None = field(default=None, metadata=UNLESS_NONE)
+    twin: str | None = field(default=None, metadata=UNLESS_NONE)
+
+    def __str__(self) -> str:
+        return self.function
+
+
+Source = LabProblem | UserProblem
+"""Where a problem comes from."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method, one seed, one problem."""
 
     method: str
     label: str
     optimizer: str
     options: dict[str, Any]
     seed: int
-    problem: dict[str, Any]
+    problem: Source
     training: Training
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Run:
-        """The inverse of `as_dict`, also after JSON made lists of tuples."""
-        training = dict(values["training"])
-        schedule = {**training.pop("schedule")}
-        schedule["drops"] = tuple(schedule["drops"])
-        known = {f.name for f in fields(cls)}
-        rest = {key: value for key, value in values.items() if key in known - {"training"}}
-        return cls(**rest, training=Training(schedule=Schedule(**schedule), **training))
+# ---- plans -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlannedTraining(Recipe):
+    """How all runs of a plan are trained, for ``steps`` or ``epochs`` of so many ``batches``.
+
+    Methods may have a length of their own, which is that of their runs. ``examples`` are those of
+    an epoch, where the data is not there to be counted.
+    """
+
+    batches: int = field(kw_only=True)
+    batch_size: Count | None = None
+    epochs: Positive | None = None
+    steps: Count | None = None
+    examples: int | None = None
+
+    @property
+    def length(self) -> int | None:
+        """Steps of a run; None where only methods say how long."""
+        if self.steps is not None or self.epochs is None:
+            return self.steps
+        return max(1, round(self.epochs * self.batches))
+
+
+@dataclass(frozen=True)
+class PlannedMethod:
+    """A method: its optimizer with options, and what of the schedule is its own."""
+
+    label: str
+    family: Literal["alice", "baseline"]
+    optimizer: str
+    options: dict[str, Any]
+    terms: str | None = None
+    step: str | None = None
+    schedule: dict[str, Any] | None = field(default=None, metadata=UNLESS_NONE)
+
+    @property
+    def lr(self) -> float | None:
+        """Its learning rate, if it is given one."""
+        return self.options.get("lr")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A method and a seed, and what they will take."""
+
+    method: str
+    seed: int
+    steps: int
+    gradients: int
+
+
+@dataclass(frozen=True)
+class TriedRate:
+    """A learning rate, and the final metric at every seed; None where it diverged."""
+
+    lr: float
+    finals: list[float | None]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method's learning rate, and whether it is the lowest or highest of those tried."""
+
+    lr: float
+    edge: bool
+    tried: list[TriedRate]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How learning rates were chosen, at most ``most`` tried for a method, and what it took."""
+
+    seeds: list[int]
+    most: int
+    runs: int
+    gradients: int
+    seconds: float
+    chosen: dict[str, Chosen]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run, as plan.json holds it.
+
+    ``data`` names the data set and ``official_data`` the paper's; ``reference`` says where in the
+    paper its numbers, ``paper``, stand, and is empty for experiments that are none of the paper's.
+    ``paces`` are seconds a step by which a budget of seconds was divided.
+    """
+
+    kind: Literal["experiment", "study", "tuning"]
+    name: str
+    scale: str
+    title: str
+    figure: str
+    metric: str
+    better: Literal["higher", "lower"]
+    problem: Source
+    data: str
+    training: PlannedTraining
+    methods: dict[str, PlannedMethod]
+    seeds: list[int]
+    runs: list[PlannedRun]
+    paper: dict[str, list[float]] = field(default_factory=dict)
+    reference: str | None = None
+    official_data: str | None = None
+    generated: bool = False
+    data_note: str = ""
+    budget: str = "steps"
+    target: float | None = None
+    tuned: Tuned | Literal[False] = False
+    paces: dict[str, float] | None = None
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        for run in self.runs:
+            if run.method not in self.methods:
+                raise ValueError(f"runs has the method {run.method!r}, which methods has not")
+
+    @property
+    def gradients(self) -> int:
+        """Estimated gradient evaluations of all runs."""
+        return sum(run.gradients for run in self.runs)
+
+    def schedule_of(self, method: str) -> Schedule:
+        """A method's, where it differs from that of all others."""
+        own = self.methods[method].schedule
+        usual = self.training.schedule
+        return from_json(Schedule, to_json(usual) | own, "schedule") if own else usual
+
+    def run(self, planned: PlannedRun) -> Run:
+        """One of the runs, with nothing left open."""
+        method = self.methods[planned.method]
+        shared = {f.name: getattr(self.training, f.name) for f in fields(Recipe)}
+        shared["schedule"] = self.schedule_of(planned.method)
+        return Run(
+            method=planned.method,
+            label=method.label,
+            optimizer=method.optimizer,
+            options=method.options,
+            seed=planned.seed,
+            problem=self.problem,
+            training=Training(**shared, steps=planned.steps),
+        )

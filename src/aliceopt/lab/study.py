@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
-from aliceopt.lab.plan import Plan, PlanError, choose, label_of, plan_of
-from aliceopt.lab.problem import Metric, Problem, ProblemError, source_of
+from aliceopt.lab.plan import PlanError, choose, gradients_of, plan_of
+from aliceopt.lab.problem import Problem, ProblemError, source_of
 from aliceopt.lab.rules import checked_problem, lacks
-from aliceopt.lab.spec import checked_precision
+from aliceopt.lab.spec import (
+    LabProblem,
+    Plan,
+    PlannedMethod,
+    Source,
+    UserProblem,
+    checked_precision,
+)
 
 __all__ = [
     "BASELINES",
@@ -28,6 +35,7 @@ __all__ = [
     "TUNING_SEEDS",
     "Study",
     "Tried",
+    "at_place",
     "rate_at",
     "seconds_of",
     "study_folder",
@@ -51,60 +59,48 @@ Tried = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Study:
-    """A study before its learning rates are known.
+    """A study before its learning rates are known: ``final`` is its plan at the usual ones.
 
-    ``final`` is its plan at the usual rates. ``most`` rates are tried for every method; 1: none.
+    ``most`` rates are tried for every method; 1: none.
     """
 
-    about: dict[str, Any]
-    source: dict[str, Any]
-    settings: dict[str, Any]
-    methods: dict[str, dict[str, Any]]
-    batches: int
+    final: Plan
     most: int
 
     def lasting(self, paces: Mapping[str, float], seconds: float) -> Study:
         """The same with as many steps of every method as fit; ``paces`` are seconds a step."""
-        methods = {
-            key: {**method, "epochs": max(1, int(seconds / paces[key])) / self.batches}
-            for key, method in self.methods.items()
-        }
-        train = {k: v for k, v in self.settings["train"].items() if k != "epochs"}
-        about = {**self.about, "paces": {key: paces[key] for key in methods}}
-        return replace(
-            self, about=about, settings={**self.settings, "train": train}, methods=methods
-        )
-
-    @property
-    def final(self) -> Plan:
-        """The plan at the usual rates."""
-        return self.plan({}, self.methods, self.settings["seeds"])
+        plan = self.final
+        runs = []
+        for run in plan.runs:
+            steps = max(1, int(seconds / paces[run.method]))
+            gradients = gradients_of(plan.methods[run.method], plan.training, steps)
+            runs.append(replace(run, steps=steps, gradients=gradients))
+        mine = {key: paces[key] for key in plan.methods}
+        training = replace(plan.training, epochs=None)
+        return replace(self, final=replace(plan, training=training, runs=runs, paces=mine))
 
     def tuning(self, tried: Iterable[Tried]) -> Plan:
         """The plan of these runs, which choose rates."""
-        methods, wanted = {}, set()
+        plan = self.final
+        usual = {run.method: run for run in plan.runs}
+        methods, runs = {}, []
         for key, place, seed in sorted(tried):
-            method, name = self.methods[key], self.name_of(key, place)
-            rate = rate_at(method["lr"], place)
-            label = method.get("label") or label_of(method)
-            methods[name] = {**method, "lr": rate, "label": f"{label}, lr {rate:.2g}"}
-            wanted.add((name, seed))
-        title = f"Learning rates for: {self.about['title']}"
-        plan = self.plan({"kind": "tuning", "title": title}, methods, list(TUNING_SEEDS))
-        plan.runs = [run for run in plan.runs if (run.method, run.seed) in wanted]
-        named = plan.document["runs"]
-        plan.document["runs"] = [run for run in named if (run["method"], run["seed"]) in wanted]
-        return plan
+            name, mine = self.name_of(key, place), at_place(plan.methods[key], place)
+            methods[name] = replace(mine, label=f"{mine.label}, lr {mine.lr:.2g}")
+            runs.append(replace(usual[key], method=name, seed=seed))
+        return replace(
+            plan,
+            kind="tuning",
+            title=f"Learning rates for: {plan.title}",
+            methods=methods,
+            seeds=list(TUNING_SEEDS),
+            runs=sorted(runs, key=lambda run: run.seed),
+        )
 
     @staticmethod
     def name_of(method: str, place: int) -> str:
         """What a method at a rate is called among the runs that choose rates."""
         return f"{method}-rate{place:+d}"
-
-    def plan(self, about: dict[str, Any], methods: dict[str, Any], seeds: Any) -> Plan:
-        """These methods with these seeds, on the study's problem."""
-        settings = {**self.settings, "seeds": seeds}
-        return plan_of({**self.about, **about}, self.source, settings, methods, self.batches)
 
 
 def seconds_of(budget: str) -> float | None:
@@ -124,6 +120,11 @@ def rate_at(usual: float, place: int) -> float:
     (0.0032, 0.01, 0.0316)
     """
     return float(usual * 10 ** (place / 2))
+
+
+def at_place(method: PlannedMethod, place: int) -> PlannedMethod:
+    """The method at that rate of its grid."""
+    return replace(method, options={**method.options, "lr": rate_at(method.options["lr"], place)})
 
 
 def study_folder(problem: str | None) -> Path:
@@ -171,8 +172,22 @@ def study_plan(
         raise PlanError("nothing to compare: name at least one of --terms or --baselines")
     if budget == "gradients":
         methods = {key: _for_its_cost(m, settings) for key, m in methods.items()}
-    about = {**_about(problem, made.measure), "budget": budget, "target": target}
-    return Study(about, source, settings, methods, len(made.train), tune)
+    plan = plan_of(
+        source,
+        settings,
+        methods,
+        len(made.train),
+        kind="study",
+        name=problem or "digits",
+        title=f"Which curvature terms help: {problem or 'a small convnet on digits'}",
+        scale="study",
+        figure="study",
+        metric=made.measure.name,
+        better=made.measure.better,
+        budget=budget,
+        target=target,
+    )
+    return Study(plan, tune)
 
 
 def _check_choices(budget: str, limit: str, tune: int) -> None:
@@ -184,20 +199,6 @@ def _check_choices(budget: str, limit: str, tune: int) -> None:
         raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
     if isinstance(tune, bool) or not isinstance(tune, int) or tune not in (1, *range(3, 16)):
         raise PlanError(f"--tune must be 1 or a whole number from 3 to 15, got {tune!r}")
-
-
-def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
-    """What the plan says of a study, whatever its methods."""
-    return {
-        "kind": "study",
-        "name": problem or "digits",
-        "title": f"Which curvature terms help: {problem or 'a small convnet on digits'}",
-        "scale": "study",
-        "figure": "study",
-        "metric": metric.name,
-        "better": metric.better,
-        "tuned": False,
-    }
 
 
 def _settings(
@@ -238,15 +239,10 @@ def _alice_rates(limit: str, lr: float | None) -> dict[str, float]:
     return {step: rate * scale for step, rate in usual.items()}
 
 
-def _source(problem: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _source(problem: str | None, settings: Mapping[str, Any]) -> Source:
     if problem is not None:
-        return {"function": problem, "source": source_of(problem)}
-    return {
-        "model": settings["model"],
-        "data": settings["data"],
-        "batch_size": settings["train"]["batch_size"],
-        "metric": "loss",
-    }
+        return UserProblem(problem, source_of(problem))
+    return LabProblem(settings["model"], settings["data"], settings["train"]["batch_size"])
 
 
 def _grid(

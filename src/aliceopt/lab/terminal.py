@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from aliceopt.lab.words import plain
 
-__all__ = ["Terminal", "stdout_console"]
+__all__ = ["Terminal", "new_table", "stdout_console"]
 
 _PIPED_WIDTH = 100
 
@@ -39,3 +41,13 @@ def stdout_console() -> Terminal:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Terminal(width=_PIPED_WIDTH)
     return console
+
+
+def new_table(*heads: str, words: int = 1, space: int = 1) -> Table:
+    """A table in the lab's style: first so many columns of words, then columns of numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, space, 0, 0))
+    for head in heads[:words]:
+        table.add_column(head, overflow="fold")
+    for head in heads[words:]:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table

@@ -38,9 +38,10 @@ from aliceopt.lab.records import (
     save_checkpoint,
     versions,
 )
-from aliceopt.lab.spec import Run
+from aliceopt.lab.spec import PowerLaw, Run
 from aliceopt.lab.stopping import Stop
 from aliceopt.lab.team import Team
+from aliceopt.lab.typed import to_json
 from aliceopt.lab.writing import WriteError
 from aliceopt.landscape import power_law
 
@@ -264,7 +265,7 @@ class Loop:
         self.journal.write(
             "start",
             run={"method": run.method, "label": run.label, "seed": run.seed},
-            config=run.as_dict(),
+            config=to_json(run),
             versions=versions(),
             device=device_name(self.device),
             parameters=sum(p.numel() for p in self.model.parameters()),
@@ -300,7 +301,7 @@ class Loop:
             where = {"step": self.step, "gradients": self.method.gradients}
             self.journal.write("telemetry", **where, **measured)
         if self.plan.power_law is not None:
-            self._measure_power_law(**self.plan.power_law)
+            self._measure_power_law(self.plan.power_law)
         self._report()
 
     def _found(self) -> dict[str, float]:
@@ -311,7 +312,7 @@ class Loop:
             most = self.plan.validation_batches
             return evaluate(self.problem, self.model, self.validation, most)
 
-    def _measure_power_law(self, radius: float, directions: int = 4) -> None:
+    def _measure_power_law(self, how: PowerLaw) -> None:
         inputs, targets = self.data.batch(self.run.seed, self.step // len(self.data), 0)
 
         def closure() -> Tensor:
@@ -322,8 +323,8 @@ class Loop:
         law = power_law(
             self.model,
             closure,
-            radius,
-            directions=directions,
+            how.radius,
+            directions=how.directions,
             blocks=blocks_of(self.model),
             seed=self.run.seed,
             step=self.step,

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from aliceopt.lab.plan import Plan
 from aliceopt.lab.records import RunRecord, read_plan, read_runs
-from aliceopt.lab.study import TUNING_SEEDS, Study, Tried, rate_at
+from aliceopt.lab.spec import Chosen, Plan, TriedRate, Tuned
+from aliceopt.lab.study import TUNING_SEEDS, Study, Tried, at_place
 
 __all__ = ["choice", "rounds", "tuned", "wanted"]
 
@@ -75,7 +76,7 @@ def rounds(study: Study, folder: Path) -> Iterator[Plan]:
     """
     if study.most == 1:
         return
-    tried = {(method, place, FIRST) for method in study.methods for place in START}
+    tried = {(method, place, FIRST) for method in study.final.methods for place in START}
     tried |= _tried(study, folder)
     more = tried
     while more:
@@ -92,29 +93,27 @@ def tuned(study: Study, folder: Path) -> Plan:
     runs = _runs(study, folder, _tried(study, folder))
     found = _ends(study, runs)
     methods, chosen = {}, {}
-    for key, method in study.methods.items():
+    for key, method in study.final.methods.items():
         best, tried = choice(found[key]), sorted(found[key])
-        methods[key] = {**method, "lr": rate_at(method["lr"], best)}
-        chosen[key] = {
-            "lr": methods[key]["lr"],
-            "edge": best in (tried[0], tried[-1]),
-            "tried": [
-                {
-                    "lr": rate_at(method["lr"], place),
-                    "finals": [runs[key, place, seed].final for seed in found[key][place]],
-                }
-                for place in tried
-            ],
-        }
-    about = {
-        "seeds": list(TUNING_SEEDS),
-        "most": study.most,
-        "runs": len(runs),
-        "gradients": sum(run.gradients for run in runs.values()),
-        "seconds": math.fsum(run.seconds for run in runs.values()),
-        "chosen": chosen,
-    }
-    return study.plan({"tuned": about}, methods, study.settings["seeds"])
+        methods[key] = at_place(method, best)
+        rates = [
+            TriedRate(
+                at_place(method, place).options["lr"],
+                [runs[key, place, seed].final for seed in found[key][place]],
+            )
+            for place in tried
+        ]
+        edge = best in (tried[0], tried[-1])
+        chosen[key] = Chosen(methods[key].options["lr"], edge, rates)
+    about = Tuned(
+        seeds=list(TUNING_SEEDS),
+        most=study.most,
+        runs=len(runs),
+        gradients=sum(run.gradients for run in runs.values()),
+        seconds=math.fsum(run.seconds for run in runs.values()),
+        chosen=chosen,
+    )
+    return replace(study.final, methods=methods, tuned=about)
 
 
 def _tried(study: Study, folder: Path) -> set[Tried]:
@@ -122,23 +121,23 @@ def _tried(study: Study, folder: Path) -> set[Tried]:
     if not (folder / "tuning" / "plan.json").exists():
         return set()
     named = [
-        (re.fullmatch(r"(.+)-rate([+-]\d+)", run["method"]), run["seed"])
-        for run in read_plan(folder / "tuning")["runs"]
+        (re.fullmatch(r"(.+)-rate([+-]\d+)", run.method), run.seed)
+        for run in read_plan(folder / "tuning").runs
     ]
     found = {(name[1], int(name[2]), seed) for name, seed in named if name is not None}
-    return {run for run in found if run[0] in study.methods and run[2] in TUNING_SEEDS}
+    return {run for run in found if run[0] in study.final.methods and run[2] in TUNING_SEEDS}
 
 
 def _runs(study: Study, folder: Path, tried: set[Tried]) -> dict[Tried, RunRecord]:
     plan = study.tuning(tried)
-    found = {(r.method, r.seed): r for r in read_runs(folder / "tuning", plan.document)}
+    found = {(r.method, r.seed): r for r in read_runs(folder / "tuning", plan)}
     return {run: found[Study.name_of(*run[:2]), run[2]] for run in sorted(tried)}
 
 
 def _ends(study: Study, runs: Mapping[Tried, RunRecord]) -> dict[str, dict[int, dict[int, Rank]]]:
     ends: dict[str, dict[int, dict[int, Rank]]] = {}
     for (method, place, seed), run in runs.items():
-        rank = _rank(run, study.about["better"])
+        rank = _rank(run, study.final.better)
         ends.setdefault(method, {}).setdefault(place, {})[seed] = rank
     return ends
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from aliceopt.lab.spec import PlannedTraining, Schedule
 
 __all__ = [
     "counted",
@@ -53,70 +55,62 @@ def plain(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def schedule_in_words(schedule: Mapping[str, Any]) -> str:
+def schedule_in_words(schedule: Schedule) -> str:
     """The course of the learning rate.
 
-    >>> schedule_in_words({"shape": "cosine", "warmup": 0.05})
+    >>> schedule_in_words(Schedule("cosine", warmup=0.05))
     'rising over the first 5% of the run, then falling to zero along a cosine'
-    >>> schedule_in_words({"shape": "drops", "drops": [0.5, 0.75]})
+    >>> schedule_in_words(Schedule("drops", drops=(0.5, 0.75)))
     'multiplied by 0.1 at 50% and 75% of the run'
     """
-    shape, drops = schedule.get("shape", "constant"), schedule.get("drops") or ()
     course = {
+        "constant": "constant",
         "cosine": "falling to zero along a cosine",
         "linear": "falling to zero along a line",
-        "drops": f"multiplied by {schedule.get('gamma', 0.1):g} at {_shares(drops)} of the run",
-    }.get("constant" if shape == "drops" and not drops else shape, "constant")
-    warmup = schedule.get("warmup") or 0
-    rise = f"rising over the first {_shares([warmup])} of the run, then " if warmup else ""
-    return rise + course
+        "drops": f"multiplied by {schedule.gamma:g} at {_shares(schedule.drops)} of the run",
+    }["constant" if not schedule.drops and schedule.shape == "drops" else schedule.shape]
+    if not schedule.warmup:
+        return course
+    return f"rising over the first {_shares([schedule.warmup])} of the run, then {course}"
 
 
-def _shares(shares: Any) -> str:
+def _shares(shares: Sequence[float]) -> str:
     said = [f"{100 * share:.3g}%" for share in shares]
     return " and ".join(filter(None, [", ".join(said[:-1]), *said[-1:]]))
 
 
-def training_in_words(
-    training: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = None
-) -> str:
+def training_in_words(training: PlannedTraining, own: Mapping[str, Schedule]) -> str:
     """How the runs of a plan are trained.
 
     ``own`` are the schedules of methods by label; those that differ from the plan's are told.
 
-    >>> training_in_words({"epochs": 8, "batches": 22, "batch_size": 64, "precision": "float32"})
-    '8 epochs of 22 batches; batch size 64; float32; learning rate constant'
+    >>> training_in_words(PlannedTraining(batches=22, epochs=8, batch_size=64), {})
+    '8 epochs of 22 batches; batch size 64; float32; learning rate constant; 20 evaluations; 50
+    records of the training loss'
     """
-    left = {k: v for k, v in training.items() if v is not None and k != "examples"}
-    batches = left.pop("batches", None)
-    said = []
-    if "epochs" in left:
-        each = f" of {counted(batches, 'batch', 'batches')}" if batches else ""
-        said.append(counted(left.pop("epochs"), "epoch") + each)
-    elif "steps" in left:
-        said.append(counted(left.pop("steps"), "step"))
-    said += [f"batch size {left.pop('batch_size')}"] if "batch_size" in left else []
-    said += [str(left.pop("precision"))] if "precision" in left else []
-    said.append(f"learning rate {_courses(left.pop('schedule', {}), own or {})}")
-    for name, words in _RECORDED.items():
-        said += [words(left.pop(name))] if name in left else []
-    rest = settings_in_words(left)
-    return "; ".join([*said, *([rest] if rest else [])])
+    said = [] if training.steps is None else [counted(training.steps, "step")]
+    if training.epochs is not None and not said:
+        each = counted(training.batches, "batch", "batches")
+        said.append(f"{counted(training.epochs, 'epoch')} of {each}")
+    said += [f"batch size {training.batch_size}"] if training.batch_size else []
+    said += [training.precision, f"learning rate {_courses(training.schedule, own)}"]
+    said.append(counted(training.evaluations, "evaluation"))
+    if training.validation_batches is not None:
+        said.append(f"each on {counted(training.validation_batches, 'batch', 'batches')}")
+    said.append(f"{counted(training.logs, 'record')} of the training loss")
+    if training.power_law is not None:
+        said.append(f"exponents measured with {settings_in_words(vars(training.power_law))}")
+    usual = PlannedTraining(batches=1)
+    rare = ("capture", "telemetry", "checkpoints", "keep_checkpoint", "threads")
+    rest = {k: v for k in rare if (v := getattr(training, k)) != getattr(usual, k)}
+    return "; ".join([*said, *([settings_in_words(rest)] if rest else [])])
 
 
-def _courses(schedule: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> str:
+def _courses(schedule: Schedule, own: Mapping[str, Schedule]) -> str:
     course = schedule_in_words(schedule)
     words = {label: schedule_in_words(mine) for label, mine in own.items()}
     others = [f"for {label}: {mine}" for label, mine in words.items() if mine != course]
     return f"{course} ({'; '.join(others)})" if others else course
-
-
-_RECORDED: dict[str, Callable[[Any], str]] = {
-    "evaluations": lambda n: counted(n, "evaluation"),
-    "validation_batches": lambda n: f"each on {counted(n, 'batch', 'batches')}",
-    "logs": lambda n: f"{counted(n, 'record')} of the training loss",
-    "power_law": lambda law: f"exponents measured with {settings_in_words(law)}",
-}
 
 
 def settings_in_words(values: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from aliceopt.lab.figures.methods import draw_methods
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.figures.power_law import draw_power_law
 from aliceopt.lab.figures.terms import draw_terms
-from aliceopt.lab.records import RecordError, read_runs
+from aliceopt.lab.records import RecordError, read_records, read_runs
 from experiment_records import BLOCKS, exponent, near_paper, write_records
 from figure_checks import assert_legible
 
@@ -62,7 +62,7 @@ def small_print(figure: Figure) -> str:
 def test_the_power_law_has_a_line_a_block_with_median_band_and_seeds(tmp_path, kept):
     """Six blocks against epochs, p = 2 and p = 1 marked."""
     write_records(tmp_path, "resnet18-powerlaw", "paper", seeds=3)
-    draw_power_law(tmp_path, tmp_path / "f.png")
+    draw_power_law(read_records(tmp_path), tmp_path / "f.png")
     axes = kept[0].axes[0]
     lines = {line.get_label(): line for line in axes.lines if line.get_label() in BLOCKS}
     assert tuple(lines) == BLOCKS
@@ -90,7 +90,7 @@ def test_a_power_law_that_could_not_be_told_leaves_a_gap(tmp_path, kept):
     path = tmp_path / "alice" / "seed-0" / "records.jsonl"
     lines = path.read_text().replace('"exponent": 2.0', '"exponent": null')
     path.write_text(lines)
-    draw_power_law(tmp_path, tmp_path / "f.png")
+    draw_power_law(read_records(tmp_path), tmp_path / "f.png")
     last = next(line for line in kept[0].axes[0].lines if line.get_label() == BLOCKS[-1])
     assert len(last.get_xdata()) == 0
 
@@ -103,7 +103,7 @@ def test_runs_without_exponents_are_refused(tmp_path):
     lines = [line for line in told if '"event": "power_law"' not in line]
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(RecordError, match="no run has measured a power law"):
-        draw_power_law(tmp_path, tmp_path / "f.png")
+        draw_power_law(read_records(tmp_path), tmp_path / "f.png")
 
 
 # ---- Figures 4, 5, 6 --------------------------------------------------------------------------
@@ -154,20 +154,20 @@ def check_paper(figure: Figure, label: str, values: list[float]) -> None:
 def test_terms_by_columns_with_curves_and_results(draw, name, columns, rows, tmp_path, kept):
     """A column of curves for each setting, and a row for each term in each of them."""
     plan = write_records(tmp_path, name, seeds=5)
-    draw(tmp_path, tmp_path / "f.png")
+    draw(read_records(tmp_path), tmp_path / "f.png")
     figure = kept[0]
     for title, word in columns.items():
         axes = axes_titled(figure, title)
         named = [line for line in axes.lines if not line.get_label().startswith("_")]
         assert [line.get_label() for line in named] == ["glass", "abs", "glass + abs", "rms"]
         key = next(k for k, label in rows.items() if label.endswith(f", {word}"))
-        run = next(r for r in plan["runs"] if r["method"] == key)
-        assert named[0].get_xdata()[-1] == run["gradients"]
+        run = next(r for r in plan.runs if r.method == key)
+        assert named[0].get_xdata()[-1] == run.gradients
     ours = axes_titled(figure, "Ours")
     assert len([t for t in ours.get_yticklabels() if t.get_text()]) == 8
     for key, label in rows.items():
         check_row(ours, label, finals_of(tmp_path, key))
-        check_paper(figure, label, plan["paper"][key])
+        check_paper(figure, label, plan.paper[key])
 
 
 def test_no_two_of_many_methods_look_alike():
@@ -180,22 +180,22 @@ def test_no_two_of_many_methods_look_alike():
 def test_methods_have_costs_and_the_papers_values(tmp_path, kept):
     """Gradients and seconds of a run under its name; methods the paper lacks are said to be."""
     plan = write_records(tmp_path, "resnet18-methods", "paper", seeds=5)
-    draw_methods(tmp_path, tmp_path / "f.png")
+    draw_methods(read_records(tmp_path), tmp_path / "f.png")
     figure = kept[0]
     ours = axes_titled(figure, "Ours")
     assert "\n135k gradients, 2.25 min" in row_label(ours, "AdaHessian")
     check_row(ours, "AdaHessian", finals_of(tmp_path, "adahessian"))
-    check_paper(figure, "AdaHessian", plan["paper"]["adahessian"])
+    check_paper(figure, "AdaHessian", plan.paper["adahessian"])
     notes = [text.get_text() for text in axes_titled(figure, "Paper").texts]
     assert notes == ["not in the paper"] * 2
     curves = [line for line in figure.axes[0].lines if not line.get_label().startswith("_")]
-    assert len(curves) == len(plan["methods"])
+    assert len(curves) == len(plan.methods)
 
 
 def test_curves_are_medians_with_bands_over_finished_runs(tmp_path, kept):
     """At the last evaluation: the median, minimum and maximum of the seeds."""
     write_records(tmp_path, "resnet18-methods", seeds=5)
-    draw_methods(tmp_path, tmp_path / "f.png")
+    draw_methods(read_records(tmp_path), tmp_path / "f.png")
     axes, values = kept[0].axes[0], finals_of(tmp_path, "adam")
     line = next(line for line in axes.lines if line.get_label() == "Adam")
     assert line.get_ydata()[-1] == pytest.approx(median(values))
@@ -212,7 +212,7 @@ def test_the_papers_axis_is_shared_only_if_settings_are_the_same(tmp_path, kept)
     for scale in ("paper", "lab"):
         folder = tmp_path / scale
         write_records(folder, "resnet18-methods", scale, seeds=2)
-        draw_methods(folder, tmp_path / "f.png")
+        draw_methods(read_records(folder), tmp_path / "f.png")
     same, other = kept
     assert axes_titled(same, "Ours").get_xlim() == axes_titled(same, "Paper").get_xlim()
     assert axes_titled(same, "Paper").get_title(loc="left") == "Paper"
@@ -225,7 +225,7 @@ def test_the_papers_axis_is_shared_only_if_settings_are_the_same(tmp_path, kept)
 def test_generated_data_and_another_set_are_said(tmp_path, kept):
     """Nobody should take a smoke run for a result."""
     write_records(tmp_path, "vit-naq", "smoke", seeds=2, generated=True)
-    draw_experiment(tmp_path)
+    draw_experiment(read_records(tmp_path))
     said = small_print(kept[0])
     assert said.startswith("tiny-imagenet-64 (generated), smoke scale, 6 steps, batch size 16")
     assert "tiny-imagenet-64 (generated) instead of imagenet64" in said
@@ -239,7 +239,7 @@ def test_what_is_there_is_drawn_and_what_is_not_is_counted(tmp_path, kept):
     fates = {("adam", 0): "missing", ("sgd-m", 1): "interrupted", ("alice", 1): "failed"}
     fates |= {("adahessian", seed): "diverged" for seed in range(3)} | {("alice", 2): "null"}
     plan = write_records(tmp_path, "resnet18-methods", seeds=3, lost=fates)
-    draw_methods(tmp_path, tmp_path / "f.png")
+    draw_methods(read_records(tmp_path), tmp_path / "f.png")
     said = small_print(kept[0])
     assert "Not finished, of 18 runs: 1 missing, 4 diverged, 1 interrupted, 1 failed." in said
     notes = [text.get_text() for text in axes_titled(kept[0], "Ours").texts]
@@ -248,7 +248,7 @@ def test_what_is_there_is_drawn_and_what_is_not_is_counted(tmp_path, kept):
     assert len(finals_of(tmp_path, "adam")) == 2
     crosses = [line for line in kept[0].axes[0].lines if line.get_marker() == "x"]
     assert len(crosses) == 6
-    assert len(plan["runs"]) == 18
+    assert len(plan.runs) == 18
 
 
 def test_a_run_that_only_began_can_be_drawn(tmp_path, kept):
@@ -256,24 +256,24 @@ def test_a_run_that_only_began_can_be_drawn(tmp_path, kept):
     fates = {(m, s): "interrupted" for m in ("adam", "adahessian") for s in (0, 1)}
     fates |= {(m, s): "missing" for m in ("alice-glass", "alice-abs") for s in (0, 1)}
     write_records(tmp_path, "tt-methods", seeds=2, lost=fates, evaluations=1)
-    draw_experiment(tmp_path)
+    draw_experiment(read_records(tmp_path))
     assert "4 missing, 4 interrupted" in small_print(kept[0])
 
 
 def test_folders_without_records_are_refused(tmp_path):
     """No plan, a plan without runs, another experiment's records: each is named."""
     with pytest.raises(RecordError, match=r"no plan\.json"):
-        draw_experiment(tmp_path)
+        draw_experiment(read_records(tmp_path))
     fates = {(method, 0): "missing" for method in ("adam", "adahessian")}
     fates |= {("alice-glass", 0): "missing", ("alice-abs", 0): "missing"}
     write_records(tmp_path, "tt-methods", seeds=1, lost=fates)
     with pytest.raises(RecordError, match=r"none of its 4 planned runs has begun.*run tt-methods"):
-        draw_experiment(tmp_path)
+        draw_experiment(read_records(tmp_path))
     write_records(tmp_path / "b", "tt-methods", seeds=1)
     with pytest.raises(RecordError, match="figure is 'methods', not 'terms'"):
-        draw_terms(tmp_path / "b", tmp_path / "f.png")
+        draw_terms(read_records(tmp_path / "b"), tmp_path / "f.png")
     with pytest.raises(ValueError, match=r"\.jpg"):
-        draw_experiment(tmp_path / "b", tmp_path / "f.jpg")
+        draw_experiment(read_records(tmp_path / "b"), tmp_path / "f.jpg")
 
 
 # ---- legibility -------------------------------------------------------------------------------
@@ -290,10 +290,10 @@ def test_text_is_nine_points_inside_the_figure_and_never_overlaps(name, scale, t
             name,
             scale,
             seeds=3,
-            value=near_paper(plan, 0.3 * next(iter(plan["paper"].values()), [0, 0])[1]),
-            lost={(next(iter(plan["methods"])), 2): "diverged"},
+            value=near_paper(plan, 0.3 * next(iter(plan.paper.values()), [0, 0])[1]),
+            lost={(next(iter(plan.methods)), 2): "diverged"},
         )
-    draw_experiment(tmp_path)
+    draw_experiment(read_records(tmp_path))
     assert_legible(kept[0], at_least=11)
 
 
@@ -303,7 +303,7 @@ def test_many_methods_with_long_names_leave_room_for_the_curves(tmp_path, kept):
         f"{m}@{r}" for m in ("adamw", "nadamw-steady", "schedule-free") for r in ("1e-3", "2e-3")
     ]
     write_records(tmp_path, "pays-small-gpt", seeds=2, methods=names)
-    draw_experiment(tmp_path)
+    draw_experiment(read_records(tmp_path))
     assert_legible(kept[0], at_least=11)
     curves = kept[0].axes[0].get_window_extent()
     assert curves.height > 0.15 * kept[0].bbox.height
@@ -312,6 +312,7 @@ def test_many_methods_with_long_names_leave_room_for_the_curves(tmp_path, kept):
 def test_a_figure_is_written_beside_its_records_in_the_same_bytes_again(tmp_path):
     """By default into figures/ of the folder; the same records give the same file."""
     write_records(tmp_path, "tt-methods", seeds=2)
-    path = draw_experiment(tmp_path)
+    records = read_records(tmp_path)
+    path = draw_experiment(records)
     assert path == tmp_path / "figures" / "tt-methods.png"
-    assert draw_experiment(tmp_path, tmp_path / "b.png").read_bytes() == path.read_bytes()
+    assert draw_experiment(records, tmp_path / "b.png").read_bytes() == path.read_bytes()

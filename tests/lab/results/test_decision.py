@@ -1,24 +1,26 @@
 """The decision is right where the truth was planted, and careful where there is none."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aliceopt.lab.results.finding import find
+from aliceopt.lab.spec import Plan
 from study_cases import grid_plan, in_memory, invented_results
 
 CHEAP = 2.0
 """Seconds of a run that never probes, in invented studies; one that does takes half more."""
 
 
-def decided(plan: dict[str, Any], results: dict[tuple[str, int], Any]) -> str:
+def decided(plan: Plan, results: dict[tuple[str, int], Any]) -> str:
     return find(plan, in_memory(plan, results)).decision
 
 
-def constant(plan: dict[str, Any], values: dict[str, tuple[float, ...]]) -> dict[Any, Any]:
+def constant(plan: Plan, values: dict[str, tuple[float, ...]]) -> dict[Any, Any]:
     """Every method's results by seed; those not named end at 50 and a little."""
-    rest = {m: tuple(50 + 0.3 * s for s in plan["seeds"]) for m in plan["methods"]}
+    rest = {m: tuple(50 + 0.3 * s for s in plan.seeds) for m in plan.methods}
     return {(m, s): v for m, vs in (rest | values).items() for s, v in enumerate(vs)}
 
 
@@ -28,7 +30,7 @@ def test_a_planted_winner_is_chosen_every_time(metric: str, winner: str) -> None
     """Dear or cheap, of either family, in 20 of 20 studies of 19 methods and 5 seeds."""
     plan = grid_plan(5, metric=metric)
     size, noise = (3.0, 0.1) if metric == "accuracy" else (-0.1, 0.003)
-    label = plan["methods"][winner]["label"]
+    label = plan.methods[winner].label
     for seed in range(20):
         results = invented_results(plan, {winner: size}, seed=seed, noise=noise)
         text = decided(plan, results)
@@ -39,7 +41,7 @@ def test_a_planted_winner_is_chosen_every_time(metric: str, winner: str) -> None
 def test_without_a_difference_the_cheap_are_chosen_and_nothing_is_claimed() -> None:
     """A tie in at least 18 of 20 studies without any effect."""
     plan = grid_plan(5)
-    cheap = [a["label"] for a in plan["methods"].values() if a["terms"] in (None, "none")]
+    cheap = [a.label for a in plan.methods.values() if a.terms in (None, "none")]
     ties = 0
     for seed in range(20):
         text = decided(plan, invented_results(plan, seed=seed))
@@ -74,7 +76,7 @@ def test_an_unproved_lead_does_not_buy_dearer_steps_and_the_way_on_is_named() ->
 def test_at_equal_seconds_the_best_is_chosen_however_busy_the_machine_was() -> None:
     """Seconds that were measured differ by luck, and decide nothing."""
     plan = grid_plan(3, terms=("none", "glass"), baselines=("adamw",), budget="9s")
-    plan["paces"] = dict.fromkeys(plan["methods"], 0.01)
+    plan = replace(plan, paces=dict.fromkeys(plan.methods, 0.01))
     values = {"alice-glass-full": (91.0, 95.0, 99.0), "adamw": (90.2, 90.4, 90.6)}
     assert decided(plan, constant(plan, values)) == (
         "Use Alice, glass, full, lr=0.01. Nothing better was seen; the best baseline (AdamW) cost "

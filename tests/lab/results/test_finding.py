@@ -2,19 +2,21 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aliceopt.lab.results.finding import Finding, find
+from aliceopt.lab.spec import Plan
 from aliceopt.lab.study import study_plan
 from aliceopt.lab.tuning import tuned
 from lab_cases import write_tuning
-from study_cases import grid_plan, in_memory, invented_results
+from study_cases import grid_plan, in_memory, invented_results, tuned_as
 
 
-def found(plan: dict[str, Any], results: dict[tuple[str, int], Any]) -> Finding:
+def found(plan: Plan, results: dict[tuple[str, int], Any]) -> Finding:
     return find(plan, in_memory(plan, results))
 
 
@@ -59,8 +61,8 @@ def test_a_claim_between_different_tuned_rates_names_both(rates: int, tmp_path: 
     study = study_plan(terms=["none", "glass"], steps=["naq"], baselines=[], seeds=8, tune=rates)
     best = {"naq-none": 0, "naq-glass": 1}
     write_tuning(study, tmp_path, lambda key, place, seed: (abs(place - best[key]), 0.1))
-    plan = tuned(study, tmp_path).document
-    usual = study.methods["naq-none"]["lr"]
+    plan = tuned(study, tmp_path)
+    usual = study.final.methods["naq-none"].lr
     text = found(plan, invented_results(plan, {"naq-glass": -0.1}, noise=0.005)).text
     assert "glass with NAQ steps against no term: better by" in text
     said = f"at learning rate {usual * 10**0.5:.2g} against {usual:.2g}"
@@ -88,8 +90,8 @@ def test_what_was_seen_is_told_from_what_was_not() -> None:
     plan = grid_plan(3, terms=("none", "glass"), baselines=())
     values = {"naq": (96.0, 95.0, 91.0), "full": (98.0, 96.5, 97.5)}
     results = {
-        (m, s): values[about["step"]][s] + (about["terms"] == "none") * 0.2 * s
-        for m, about in plan["methods"].items()
+        (m, s): values[about.step][s] + (about.terms == "none") * 0.2 * s
+        for m, about in plan.methods.items()
         for s in range(3)
     }
     finding = found(plan, results)
@@ -117,7 +119,7 @@ def test_lower_is_better_turns_gains_round() -> None:
 def test_accelerated_against_full_steps_is_the_mean_over_terms() -> None:
     """Every NAQ method one point better: the difference of steps is one point."""
     plan = grid_plan(5)
-    effects = {m: 1.0 for m in plan["methods"] if m.endswith("naq")}
+    effects = {m: 1.0 for m in plan.methods if m.endswith("naq")}
     finding = found(plan, invented_results(plan, effects, noise=0.1))
     c = claims(finding, "steps")["naq"]
     assert c.verdict == "better"
@@ -150,7 +152,7 @@ def test_hopelessly_wide_intervals_are_not_printed_as_numbers() -> None:
 def test_ties_are_equal_and_not_a_claim() -> None:
     """Every result the same: no spread, no difference, no division by zero."""
     plan = grid_plan(3)
-    finding = found(plan, {(r["method"], r["seed"]): 97.5 for r in plan["runs"]})
+    finding = found(plan, {(r.method, r.seed): 97.5 for r in plan.runs})
     assert {c.verdict for c in finding.comparisons} == {"no difference seen"}
     assert finding.evidence["terms"][-1].endswith("against no term: equal.")
     assert finding.evidence["steps"][0].endswith("mean over the terms: equal.")
@@ -226,13 +228,13 @@ def test_costs_are_told_with_units() -> None:
 
 def test_a_target_met_at_the_first_evaluation_costs_nothing_but_is_met() -> None:
     """Zero gradients are a number, not an absence."""
-    plan = {**grid_plan(3), "target": 5.0}
+    plan = grid_plan(3, target=5.0)
     target = found(plan, invented_results(plan)).evidence["cost"][-1]
     assert target.count("took 0 gradients and 0.00 s") == 2
     assert "got there" not in target
 
 
-TUNED = {"seeds": [8, 9], "most": 7, "runs": 14, "gradients": 99, "seconds": 188.0}
+TRIED = [(0.01, [90.0])]
 
 
 @pytest.mark.parametrize(
@@ -244,17 +246,17 @@ TUNED = {"seeds": [8, 9], "most": 7, "runs": 14, "gradients": 99, "seconds": 188
             "methods.",
         ),
         (
-            {**TUNED, "chosen": {"adam": {"edge": False}}},
+            tuned_as(adam=TRIED),
             "Learning rates are the best at 2 other seeds (14 runs, 3.13 min); no interval counts "
             "the luck of that choice.",
         ),
         (
-            {**TUNED, "chosen": {"adam": {"edge": True}, "sgd": {"edge": True}}},
+            tuned_as(edge=["adam", "sgd"], adam=TRIED, sgd=TRIED),
             "Best at the lowest or highest of 7 rates, so a better one may lie beyond (--tune 11 "
             "--resume): Adam; SGD with momentum.",
         ),
         (
-            {**TUNED, "most": 15, "chosen": {"adam": {"edge": True}}},
+            tuned_as(edge=["adam"], most=15, adam=TRIED),
             "Best at the lowest or highest of 15 rates, so a better one may lie beyond: Adam.",
         ),
     ],
@@ -270,8 +272,8 @@ def test_where_learning_rates_come_from_is_said(tuned: Any, said: str) -> None:
 def test_an_experiment_without_a_grid_still_decides() -> None:
     """Two methods in the same place of the grid are not taken for one."""
     plan = grid_plan(2, terms=("none", "glass"), baselines=(), kind="experiment")
-    for about in plan["methods"].values():
-        about["step"] = "naq"
+    for key, about in plan.methods.items():
+        plan.methods[key] = replace(about, step="naq")
     finding = found(plan, invented_results(plan))
     assert {c.question for c in finding.comparisons} == {"best"}
     assert finding.decision.startswith("Use Alice")

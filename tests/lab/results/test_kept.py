@@ -1,6 +1,7 @@
 """Results that the repository keeps: nothing twice, nothing lost, nothing that is no record."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from aliceopt.lab.records import Journal, RecordError, run_folder, write_plan
 from aliceopt.lab.results import kept_compression
 from aliceopt.lab.results.kept import REQUIRED, add, check_line, gather, read_kept
 from aliceopt.lab.results.kept_table import kept_rows, mean_and_half
+from aliceopt.lab.typed import to_json
 from experiment_records import write_records
 
 pytest.importorskip("typer")
@@ -29,13 +31,13 @@ def write_run(
     plan = experiment_plan(
         NAME, "paper", read=False, seeds=[seed], methods=[method], root=Path("/disk"), **changes
     )
-    write_plan(folder, plan.document)
-    (run,) = plan.runs
+    write_plan(folder, plan)
+    run = plan.run(*plan.runs)
     journal = Journal(run_folder(folder, method, seed) / "records.jsonl")
     journal.write(
         "start",
         run={"method": method, "label": run.label, "seed": seed},
-        config=run.as_dict(),
+        config=to_json(run),
         versions={"torch": "2.11"},
         device=DEVICE,
         parameters=7,
@@ -150,7 +152,7 @@ def test_generated_data_and_studies_are_refused(tmp_path):
     plan = write_records(tmp_path, NAME, "smoke", seeds=1, generated=True)
     with pytest.raises(RecordError, match="generated data"):
         gather(tmp_path)
-    write_plan(tmp_path, {**plan, "kind": "study"})
+    write_plan(tmp_path, replace(plan, kind="study"))
     with pytest.raises(RecordError, match="holds a study"):
         gather(tmp_path)
 

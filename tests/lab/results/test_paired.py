@@ -35,7 +35,7 @@ def test_an_interval_leaves_out_zero_exactly_where_a_difference_is_claimed() -> 
     seen = set()
     plan = grid_plan(4)
     for seed in range(25):
-        effects = {m: 0.4 * (seed % 5) for m in plan["methods"] if "glass" in m}
+        effects = {m: 0.4 * (seed % 5) for m in plan.methods if "glass" in m}
         for c in compare(plan, in_memory(plan, invented_results(plan, effects, seed=seed))):
             assert c.low is not None
             assert c.high is not None
@@ -100,7 +100,7 @@ def test_the_best_pays_for_being_picked() -> None:
     drawn = compare(plan, in_memory(plan, invented_results(plan, effects, seed=4)))
     best = sorted((c for c in drawn if c.question == "best"), key=lambda c: c.p or 0)
     assert {c.first for c in best} == {"alice-glass-naq"}
-    assert {c.second for c in best} == set(plan["methods"]) - {"alice-glass-naq"}
+    assert {c.second for c in best} == set(plan.methods) - {"alice-glass-naq"}
     for rank, c in enumerate(best[:2]):
         alone = Paired(c.differences)
         assert c.p == pytest.approx(alone.p, rel=1e-3)
@@ -123,7 +123,7 @@ def test_a_difference_seen_and_not_established_is_told_from_none(first, second, 
     """Separate results, or a test that would claim a difference were it the only one."""
     plan = grid_plan(3, terms=("none", "glass"), baselines=())
     values = {"alice-glass-naq": first, "alice-none-naq": second}
-    rest = dict.fromkeys(plan["methods"], (0.1, 0.4, 0.2))
+    rest = dict.fromkeys(plan.methods, (0.1, 0.4, 0.2))
     results = {(m, s): v for m, vs in (rest | values).items() for s, v in enumerate(vs)}
     drawn = compare(plan, in_memory(plan, results))
     c = next(c for c in drawn if c.question == "terms" and c.first == "alice-glass-naq")
@@ -136,7 +136,7 @@ def test_every_term_is_compared_to_none_at_the_same_step() -> None:
     plan = grid_plan(2)
     drawn = compare(plan, in_memory(plan, invented_results(plan)))
     assert [c.question for c in drawn] == ["terms"] * 10 + ["steps"] + ["best"] * 18
-    methods = plan["methods"]
+    methods = plan.methods
     for c in itertools.islice(drawn, 10):
-        assert methods[c.second]["terms"] == "none"
-        assert methods[c.first]["step"] == methods[c.second]["step"] == c.step
+        assert methods[c.second].terms == "none"
+        assert methods[c.first].step == methods[c.second].step == c.step

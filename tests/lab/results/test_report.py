@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from aliceopt.lab.report.axes import Axis, limits
 from aliceopt.lab.report.panels import merge_blocks, rate_panel
 from aliceopt.lab.report.strips import forest
 from aliceopt.lab.results.finding import find
-from study_cases import grid_plan, invented_results, write_folder
+from study_cases import grid_plan, invented_results, tuned_as, write_folder
 
 NASTY = "a <b> & \"c\" 'd' </script><script>alert(1)</script> $x_1$"
 _VOID = {"meta", "link", "img", "br", "input", "hr"}
@@ -56,7 +57,7 @@ class Page(HTMLParser):
 def study(folder: Path, seeds: int = 3, **changes: Any) -> Page:
     plan = grid_plan(seeds, terms=("none", "glass", "glass+abs"), baselines=("adam", "sgd"))
     results: dict[tuple[str, int], Any] = {**invented_results(plan), **changes.pop("results", {})}
-    write_folder(folder, {**plan, **changes.pop("plan", {})}, results, **changes)
+    write_folder(folder, replace(plan, **changes.pop("plan", {})), results, **changes)
     return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
@@ -122,10 +123,12 @@ def test_it_is_accessible(tmp_path: Path) -> None:
 def test_what_records_quote_cannot_become_markup(tmp_path: Path) -> None:
     """Labels, titles, reasons, notes: shown literally, dollar signs and all."""
     plan = grid_plan(2, terms=("none", "glass"), baselines=("adam", "sgd"))
-    plan |= {"title": NASTY, "command": f"aliceopt study --problem '{NASTY}'"}
-    for about in plan["methods"].values():
-        about["label"] += NASTY
-        about["options"]["note"] = NASTY
+    methods = {
+        key: replace(m, label=m.label + NASTY, options={**m.options, "note": NASTY})
+        for key, m in plan.methods.items()
+    }
+    command = f"aliceopt study --problem '{NASTY}'"
+    plan = replace(plan, title=NASTY, command=command, methods=methods)
     results: dict[tuple[str, int], Any] = {**invented_results(plan), ("adam", 0): "diverged"}
     write_folder(tmp_path, plan, results, reason=NASTY)
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
@@ -191,8 +194,12 @@ def test_null_metrics_are_missing_results(tmp_path: Path, all_of_them: bool) -> 
 def test_an_experiment_shows_the_papers_values_and_its_redrawn_figure(tmp_path: Path) -> None:
     """With the paper's median beside ours, what it is, and the figure that was drawn."""
     plan = grid_plan(2, terms=("none",), baselines=("adam",), kind="experiment", scale="smoke")
-    plan |= {"name": "resnet18-methods", "paper": {"adam": [93.23, 93.41, 93.73]}}
-    plan |= {"reference": "Figure 6: CIFAR-10 test accuracy"}
+    plan = replace(
+        plan,
+        name="resnet18-methods",
+        paper={"adam": [93.23, 93.41, 93.73]},
+        reference="Figure 6: CIFAR-10 test accuracy",
+    )
     write_folder(tmp_path, plan, invented_results(plan))
     figure = style.new_figure(height=1.0)
     style.save(figure, tmp_path / "figures" / "resnet18-methods.png")
@@ -213,7 +220,7 @@ def test_methods_with_the_same_label_are_told_apart(tmp_path: Path) -> None:
     """By the option that differs, as two learning rates of one method."""
     plan = grid_plan(1, terms=(), baselines=("adam", "adamw"))
     for name, rate in (("adam", 0.001), ("adamw", 0.0025)):
-        plan["methods"][name] |= {"label": "Adam", "options": {"lr": rate}}
+        plan.methods[name] = replace(plan.methods[name], label="Adam", options={"lr": rate})
     write_folder(tmp_path, plan, invented_results(plan))
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert "Adam, lr 0.001" in page.text
@@ -222,33 +229,16 @@ def test_methods_with_the_same_label_are_told_apart(tmp_path: Path) -> None:
 
 def test_tuned_rates_are_listed_with_those_tried(tmp_path: Path) -> None:
     """A rate chosen at the edge of those tried is marked."""
-    tuned = tuned_as(adam=[(1e-2, [90.0]), (1e-3, [90.0]), (3e-3, [90.0])])
-    tuned["chosen"]["adam"]["edge"] = True
+    tuned = tuned_as(edge=["adam"], adam=[(1e-2, [90.0]), (1e-3, [90.0]), (3e-3, [90.0])])
     page = study(tmp_path, plan={"tuned": tuned})
     assert "0.001, 0.003, 0.01 (at the edge)" in page.text
-    assert "at seeds 7 and 8: 14 runs, 3.13 min, not counted here" in page.text
+    assert "at seeds 8 and 9: 14 runs, 3.13 min, not counted here" in page.text
 
 
 def test_a_folder_without_records_is_refused_by_name(tmp_path: Path) -> None:
     """The folder that was looked in is named."""
     with pytest.raises(RecordError, match=str(tmp_path)):
         write_report(tmp_path)
-
-
-TUNED = {"seeds": [7, 8], "most": 5, "runs": 14, "gradients": 999, "seconds": 188.0}
-
-
-def tuned_as(**tried: list[tuple[float, list[float | None]]]) -> dict[str, Any]:
-    """What a plan says of rates that ended so; the first is the one chosen."""
-    chosen = {
-        method: {
-            "lr": found[0][0],
-            "edge": False,
-            "tried": [{"lr": rate, "finals": finals} for rate, finals in sorted(found)],
-        }
-        for method, found in tried.items()
-    }
-    return {**TUNED, "chosen": chosen}
 
 
 def test_figures_are_one_a_question_and_the_same_every_time(tmp_path: Path) -> None:

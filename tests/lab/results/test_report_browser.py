@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from aliceopt.lab.records import read_plan, read_runs
 from aliceopt.lab.report import write_report
 from aliceopt.lab.results.finding import find
-from study_cases import grid_plan, invented_results, write_folder
+from study_cases import grid_plan, invented_results, tuned_as, write_folder
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install playwright"
@@ -37,10 +38,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     effects = {"alice-glass-abs-naq": 2.0, "muon": 1.0}
     results: dict[tuple[str, int], Any] = {**invented_results(plan, effects)}
     results["alice-none-full", 0] = "diverged"
-    tried = [{"lr": 10.0**k, "finals": [96.0 + k, 96.5 + k]} for k in (-3, -2, -1)]
-    chosen = {"lr": 0.01, "edge": False, "tried": tried}
-    about = {"seeds": [8, 9], "most": 7, "runs": 114, "gradients": 999, "seconds": 188.0}
-    plan["tuned"] = {**about, "chosen": dict.fromkeys(plan["methods"], chosen)}
+    tried = [(10.0**k, [96.0 + k, 96.5 + k]) for k in (-2, -3, -1)]
+    plan = replace(plan, tuned=tuned_as(**dict.fromkeys(plan.methods, tried)))
     del results["sgd", 2]
     write_folder(folder, plan, results, reason='the loss is <nan> & "inf"')
     return write_report(folder)

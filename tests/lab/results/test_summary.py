@@ -3,6 +3,7 @@
 import io
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.finding import find
 from aliceopt.lab.results.summary import best_method, choose_target, print_summary, summarize
+from aliceopt.lab.spec import Plan
 from study_cases import grid_plan, in_memory, invented_results
 
 Results = dict[tuple[str, int], Any]
@@ -20,12 +22,9 @@ def small_plan(seeds: int = 3, metric: str = "accuracy") -> dict[str, Any]:
     return grid_plan(seeds, metric=metric, terms=("none", "glass"), baselines=("adam", "sgd"))
 
 
-def constant(plan: dict[str, Any], **values: float) -> Results:
+def constant(plan: Plan, **values: float) -> Results:
     """The same result at every seed: 90, unless the method is named."""
-    return {
-        (r["method"], r["seed"]): values.get(r["method"].replace("-", "_"), 90.0)
-        for r in plan["runs"]
-    }
+    return {(r.method, r.seed): values.get(r.method.replace("-", "_"), 90.0) for r in plan.runs}
 
 
 def test_min_median_max_are_over_finished_runs() -> None:
@@ -64,13 +63,13 @@ def test_every_state_is_counted_and_the_total_is_the_plan() -> None:
     assert dict(summary["sgd"].counts) == dict.fromkeys(
         ("finished", "diverged", "failed", "interrupted", "missing"), 1
     )
-    assert sum(summary.counts.values()) == len(plan["runs"])
+    assert sum(summary.counts.values()) == len(plan.runs)
 
 
 @pytest.mark.parametrize(("better", "expected"), [("higher", 100), ("lower", 150)])
 def test_cost_to_target_is_the_first_evaluation_at_or_beyond_it(better: str, expected: int) -> None:
     """No interpolation, and reaching it exactly counts."""
-    plan = {**small_plan(1), "better": better}
+    plan = replace(small_plan(1), better=better)
     run = RunRecord("adam", "Adam", 0, "finished", final=70.0, gradients=200, seconds=2.0)
     run.evaluations = [
         {"gradients": 50 * i, "seconds": 0.5 * i, "metric": value}
@@ -153,7 +152,7 @@ def test_without_baselines_all_methods_set_the_target_and_without_results_nobody
 
 def test_the_plans_target_counts_and_an_argument_overrides_it() -> None:
     """``--target`` is kept in the plan; a report may be asked for another."""
-    plan = {**small_plan(), "target": 12.5}
+    plan = replace(small_plan(), target=12.5)
     runs = in_memory(plan, constant(plan))
     first, second = summarize(plan, runs).target, summarize(plan, runs, 20.0).target
     assert first is not None
@@ -184,14 +183,14 @@ def test_a_method_that_diverged_is_not_the_best_while_another_did_not() -> None:
 def test_terminal_shows_every_method_the_target_and_the_finding() -> None:
     """What a user reads when the study is done, without colours and markup; labels are literal."""
     plan = grid_plan(3)
-    plan["methods"]["adam"]["label"] = "Adam [bold]x[/bold]"
+    plan.methods["adam"] = replace(plan.methods["adam"], label="Adam [bold]x[/bold]")
     results = invented_results(plan)
     results["sgd", 1] = "diverged"
     stream = io.StringIO()
     print_summary(plan, in_memory(plan, results), Console(file=stream, width=120))
     text = stream.getvalue()
-    for about in plan["methods"].values():
-        assert about["label"] in text
+    for about in plan.methods.values():
+        assert about.label in text
     assert "Final validation accuracy over 3 seeds (higher is better); costs are medians" in text
     assert re.search(r"gradients +time *\n.* to target +to target", text)
     assert re.search(r"method +rate +min ", text)

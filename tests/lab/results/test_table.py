@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from aliceopt.lab.records import RecordError, read_plan, read_runs
+from aliceopt.lab.records import RecordError, read_plan, read_records, read_runs
 from aliceopt.lab.results.deviations import differences, lost, remark
 from aliceopt.lab.results.table import experiment_table, print_table, unique_labels
+from aliceopt.lab.spec import PlannedMethod
 from experiment_records import BLOCKS, exponent, write_records
+from study_cases import grid_plan
 
 
 def printed(folder: Path, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_table(folder, console)
+    print_table(read_records(folder), console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
@@ -30,8 +32,8 @@ def value(method: str, seed: int, done: float) -> float:
 def test_rows_have_both_triples_and_the_costs(tmp_path):
     """Minimum, median and maximum over seeds; gradients and seconds of a run."""
     plan = write_records(tmp_path, "resnet18-methods", seeds=3, value=value)
-    found = experiment_table(tmp_path)
-    assert [row["method"] for row in found["rows"]] == list(plan["methods"])
+    found = experiment_table(read_records(tmp_path))
+    assert [row["method"] for row in found["rows"]] == list(plan.methods)
     row = next(row for row in found["rows"] if row["method"] == "alice")
     assert row["ours"] == [80.0, 81.0, 82.0]
     assert row["paper"] == [93.50, 93.76, 93.96]
@@ -51,7 +53,7 @@ def test_lost_runs_are_counted_and_give_no_result(tmp_path):
     """A method that never finished has a dash, not a number."""
     fates = {("adam", 1): "missing", **{("sgd-m", s): "diverged" for s in range(3)}}
     write_records(tmp_path, "resnet18-methods", seeds=3, value=value, lost=fates)
-    rows = {row["method"]: row for row in experiment_table(tmp_path)["rows"]}
+    rows = {row["method"]: row for row in experiment_table(read_records(tmp_path))["rows"]}
     assert rows["adam"]["ours"] == [80.0, 81.0, 82.0]
     assert rows["adam"]["finished"] == 2
     assert rows["sgd-m"]["ours"] is None
@@ -66,7 +68,7 @@ def test_a_null_metric_is_no_result(tmp_path):
     """Early records call such a run finished; the table counts it as diverged."""
     lost = {("adam", s): "null" for s in range(2)}
     write_records(tmp_path, "resnet18-methods", seeds=2, lost=lost)
-    row = experiment_table(tmp_path)["rows"][0]
+    row = experiment_table(read_records(tmp_path))["rows"][0]
     assert (row["ours"], row["finished"], row["status"]) == (None, 0, "2 diverged")
     text = printed(tmp_path)
     assert "0 of 2" in text
@@ -76,7 +78,7 @@ def test_a_null_metric_is_no_result(tmp_path):
 def test_methods_of_one_name_are_told_apart(tmp_path):
     """Two bounds of the same terms differ in lr, and the table says which is which."""
     write_records(tmp_path, "tt-limit", seeds=1)
-    labels = [row["label"] for row in experiment_table(tmp_path)["rows"]]
+    labels = [row["label"] for row in experiment_table(read_records(tmp_path))["rows"]]
     assert len(set(labels)) == 8
     assert "0.001" in labels[0]
     assert "0.0025" in labels[4]
@@ -93,14 +95,17 @@ def test_methods_of_one_name_are_told_apart(tmp_path):
 )
 def test_labels_use_every_methods_options_and_keys_where_these_fail(options, expected):
     """An option that only the second method has tells them apart too."""
-    methods = {f"m{i}": {"label": "A", "options": mine} for i, mine in enumerate(options)}
-    assert list(unique_labels({"methods": methods}).values()) == expected
+    methods = {
+        f"m{i}": PlannedMethod("A", "baseline", "adam", mine) for i, mine in enumerate(options)
+    }
+    plan = grid_plan(methods=methods, runs=[])
+    assert list(unique_labels(plan).values()) == expected
 
 
 def test_exponents_first_and_last_against_what_is_expected(tmp_path):
     """The last block near 2, the others below: by the last measurement's interval."""
     write_records(tmp_path, "resnet18-powerlaw", seeds=3)
-    rows = experiment_table(tmp_path)["blocks"]
+    rows = experiment_table(read_records(tmp_path))["blocks"]
     assert [row["block"] for row in rows] == list(BLOCKS)
     assert rows[0]["first"]["exponent"] == pytest.approx(exponent(0, 1, 0.0))
     assert rows[0]["last"]["exponent"] == pytest.approx(exponent(0, 1, 1.0))
@@ -117,14 +122,14 @@ def test_interrupted_seeds_do_not_count_as_last_measurements(tmp_path):
     """Finished seeds alone; with none of them, the last moment that all have reached."""
     lost = {("alice", 1): "interrupted", ("alice", 2): "diverged"}
     write_records(tmp_path, "resnet18-powerlaw", seeds=3, lost=lost)
-    row = experiment_table(tmp_path)["blocks"][0]
+    row = experiment_table(read_records(tmp_path))["blocks"][0]
     assert (row["seeds"], row["last"]["epoch"]) == (1, 10)
     assert row["last"]["exponent"] == pytest.approx(exponent(0, 0, 1.0))
     lost = {("alice", s): "interrupted" for s in (0, 1)}
     write_records(tmp_path, "resnet18-powerlaw", seeds=2, lost=lost, evaluations=10)
     journal = tmp_path / "alice" / "seed-1" / "records.jsonl"
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:-2]))
-    row = experiment_table(tmp_path)["blocks"][0]
+    row = experiment_table(read_records(tmp_path))["blocks"][0]
     assert (row["seeds"], row["last"]["epoch"]) == (2, 3)
     assert row["last"]["low"] == pytest.approx(exponent(0, 0, 0.3) - 0.05)
 
@@ -141,7 +146,7 @@ def test_exponents_that_are_not_as_expected_are_said(block, exponent, verdict, t
     law = [event for event in events if event["event"] == "power_law"][-1]
     law["blocks"][BLOCKS[block]] |= {"exponent": exponent, "high": exponent, "low": exponent}
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert experiment_table(tmp_path)["blocks"][block]["as_expected"] is verdict
+    assert experiment_table(read_records(tmp_path))["blocks"][block]["as_expected"] is verdict
     printed(tmp_path)
 
 
@@ -212,7 +217,7 @@ def test_what_differs_from_the_paper_is_said(name, scale, sets, generated, said,
     """Scale, data, length, batch, network, options: whoever changed them."""
     changes = [sets] if sets else []
     write_records(tmp_path, name, scale, seeds=1, sets=changes, generated=generated)
-    text = experiment_table(tmp_path)["remark"]
+    text = experiment_table(read_records(tmp_path))["remark"]
     assert said in text
     assert text.endswith("not comparable with the paper's values.")
     assert said.split()[0] in printed(tmp_path)
@@ -240,7 +245,7 @@ def test_plans_alone_tell_what_differs(tmp_path):
 def test_folders_without_records_are_refused(tmp_path):
     """With the folder and the command that would fill it."""
     with pytest.raises(RecordError, match=r"no plan\.json"):
-        experiment_table(tmp_path)
+        experiment_table(read_records(tmp_path))
     write_records(tmp_path, "resnet18-powerlaw", seeds=1, lost={("alice", 0): "missing"})
     with pytest.raises(RecordError, match="none of its 1 planned runs has begun"):
-        experiment_table(tmp_path)
+        experiment_table(read_records(tmp_path))

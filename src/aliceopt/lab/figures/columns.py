@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.figures import outcomes, style
-from aliceopt.lab.figures.outcomes import Records, Row, look_of_terms
+from aliceopt.lab.figures.outcomes import Row, look_of_terms
+from aliceopt.lab.records import Records
+from aliceopt.lab.spec import PlannedMethod
 
 __all__ = ["draw_columns"]
 
@@ -21,25 +23,25 @@ TERM_NAMES = {
 
 
 def draw_columns(
-    records: Records, target: Path, name_of: Callable[[Mapping[str, Any]], tuple[str, str]]
+    records: Records, target: Path, name_of: Callable[[PlannedMethod], tuple[str, str]]
 ) -> Path:
     """Curves above, one column for each setting, and all results below.
 
     ``name_of`` gives a method's setting, as the title of a column and as a word for a row.
     """
     groups: dict[str, list[Row]] = {}
-    for key, method in records.plan["methods"].items():
+    for key, method in records.plan.methods.items():
         title, word = name_of(method)
-        terms = method.get("terms")
+        terms = method.terms
         mine = groups.setdefault(title, [])
-        label = TERM_NAMES.get(terms, terms) if terms else method["label"]
+        label = TERM_NAMES.get(terms, terms) if terms else method.label
         group = list(groups).index(title)
         mine.append(Row(key, f"{label}, {word}" if word else label, look_of_terms(terms), group))
     rows = [row for mine in groups.values() for row in mine]
     with style.look():
         figure = style.new_figure(height=3.6 + 0.28 * len(rows))
         mosaic = figure.subplot_mosaic(
-            _places(len(groups), with_paper=bool(records.plan.get("paper"))),
+            _places(len(groups), with_paper=bool(records.plan.paper)),
             height_ratios=[2.0, 0.5 + 0.28 * len(rows)],
         )
         for i, (title, mine) in enumerate(groups.items()):

@@ -10,11 +10,11 @@ from aliceopt.lab.figures.limit import draw_limit
 from aliceopt.lab.figures.methods import draw_methods
 from aliceopt.lab.figures.power_law import draw_power_law
 from aliceopt.lab.figures.terms import draw_terms
-from aliceopt.lab.records import RecordError, read_plan
+from aliceopt.lab.records import RecordError, Records
 
 __all__ = ["FIGURES", "draw_experiment"]
 
-FIGURES: dict[str, Callable[[Path, Path], Path]] = {
+FIGURES: dict[str, Callable[[Records, Path], Path]] = {
     "power_law": draw_power_law,
     "terms": draw_terms,
     "limit": draw_limit,
@@ -23,16 +23,13 @@ FIGURES: dict[str, Callable[[Path, Path], Path]] = {
 """Figures by the name that a plan has for them."""
 
 
-def draw_experiment(
-    folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None
-) -> Path:
-    """Draw the figure that the plan in ``folder`` names, by default to ``figures/`` inside it."""
-    place = Path(folder)
-    plan = read_plan(place)
-    kind = plan.get("figure")
+def draw_experiment(records: Records, out: str | os.PathLike[str] | None = None) -> Path:
+    """Draw the figure that the plan names, by default to ``figures/`` in the records' folder."""
+    name, kind = records.plan.name, records.plan.figure
     if kind not in FIGURES:
         raise RecordError(
-            f"the plan in {str(folder)!r} has the figure {kind!r}; there is {', '.join(FIGURES)}"
+            f"the plan in {str(records.folder)!r} has the figure {kind!r}; "
+            f"there is {', '.join(FIGURES)}"
         )
-    target = place / "figures" / f"{plan['name']}.png" if out is None else Path(out)
-    return FIGURES[kind](place, target)
+    target = records.folder / "figures" / f"{name}.png" if out is None else Path(out)
+    return FIGURES[kind](records, target)

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from aliceopt.lab.figures import outcomes, style
-from aliceopt.lab.figures.outcomes import Records, Row, look_of
+from aliceopt.lab.figures.outcomes import Row, look_of
+from aliceopt.lab.records import Records
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.summary import summarize
 from aliceopt.lab.results.table import unique_labels
@@ -17,14 +18,14 @@ LONG = 24
 """Characters of a label, of which two do not fit beside each other in the legend."""
 
 
-def draw_methods(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Draw Figure 6 from the records in ``folder`` to ``out`` and return its path.
+def draw_methods(records: Records, out: str | os.PathLike[str]) -> Path:
+    """Draw Figure 6 from the records of an experiment to ``out`` and return its path.
 
     Above, validation against gradient evaluations; below, final results beside the paper's, with
     gradient evaluations and seconds of a run (medians).
     """
     target = style.checked_path(out)
-    records = outcomes.load(folder, "methods")
+    outcomes.check_kind(records, "methods")
     plain = [
         Row(key, label, look_of(i))
         for i, (key, label) in enumerate(unique_labels(records.plan).items())
@@ -34,7 +35,7 @@ def draw_methods(folder: str | os.PathLike[str], out: str | os.PathLike[str]) ->
     each = 0.45 if len(plain) <= 10 else 0.36  # inches of a row
     with style.look():
         figure = style.new_figure(height=3.5 + each * len(plain) + legend)
-        paper = ["paper"] if records.plan.get("paper") else []
+        paper = ["paper"] if records.plan.paper else []
         mosaic = figure.subplot_mosaic(
             [["curves"] * (1 + len(paper)), ["ours", *paper]],
             height_ratios=[2.0 + legend, 0.5 + each * len(plain)],

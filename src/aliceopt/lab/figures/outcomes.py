@@ -7,7 +7,6 @@ only if the settings are the same.
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from aliceopt.lab.figures import style
-from aliceopt.lab.records import RecordError, RunRecord
+from aliceopt.lab.records import RecordError, Records, RunRecord
 from aliceopt.lab.results.deviations import differences, lost, remark, setting, title_of
 from aliceopt.lab.results.summary import finals, outcome
-from aliceopt.lab.results.table import read_records
+from aliceopt.lab.results.table import check_begun
+from aliceopt.lab.spec import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOOKS",
-    "Records",
     "Row",
+    "check_kind",
+    "comparable",
     "draw_curves",
     "draw_finals",
     "finish",
-    "load",
     "look_of",
     "look_of_terms",
 ]
@@ -56,21 +56,9 @@ LOOKS: tuple[dict[str, Any], ...] = (
 _TERMS = ("glass", "abs", "glass+abs", "rms", "signed", "glass+signed", "none")
 
 
-@dataclass(frozen=True)
-class Records:
-    """A plan and its runs, one a planned run."""
-
-    plan: dict[str, Any]
-    runs: list[RunRecord]
-
-    def of(self, method: str) -> list[RunRecord]:
-        """The runs of one method."""
-        return [run for run in self.runs if run.method == method]
-
-    @property
-    def comparable(self) -> bool:
-        """Whether the paper's values may be read on the same axis."""
-        return not differences(self.plan, self.runs)
+def comparable(records: Records) -> bool:
+    """Whether the paper's values may be read on the same axis."""
+    return not differences(records.plan, records.runs)
 
 
 @dataclass(frozen=True)
@@ -83,15 +71,14 @@ class Row:
     group: int = 0
 
 
-def load(folder: str | os.PathLike[str], kind: str) -> Records:
-    """The records of an experiment whose figure is of this kind; `RecordError` otherwise."""
-    plan, runs = read_records(Path(folder))
-    if plan.get("figure") != kind:
+def check_kind(records: Records, kind: str) -> None:
+    """Refuse records of which no run has begun, or whose figure is of another kind."""
+    check_begun(records)
+    if records.plan.figure != kind:
         raise RecordError(
-            f"records in {str(folder)!r} are of {plan['name']!r}, whose figure is "
-            f"{plan.get('figure')!r}, not {kind!r}"
+            f"records in {str(records.folder)!r} are of {records.plan.name!r}, whose figure is "
+            f"{records.plan.figure!r}, not {kind!r}"
         )
-    return Records(plan, runs)
 
 
 def look_of(number: int) -> dict[str, Any]:
@@ -106,10 +93,9 @@ def look_of_terms(terms: str | None) -> dict[str, Any]:
     return LOOKS[_TERMS.index(terms) if terms in _TERMS else -1]
 
 
-def metric_name(plan: Mapping[str, Any]) -> str:
+def metric_name(plan: Plan) -> str:
     """For an axis: ``validation loss``."""
-    metric = plan["metric"]
-    return _NAMES.get(metric, f"validation {metric}")
+    return _NAMES.get(plan.metric, f"validation {plan.metric}")
 
 
 # ---- curves ----------------------------------------------------------------------------------
@@ -135,7 +121,7 @@ def draw_curves(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
                 axes.plot(x, y, color=row.look["color"], lw=0.7, marker="x", markevery=[-1])
     axes.set_xlabel("gradient evaluations")
     axes.set_ylabel(metric_name(records.plan))
-    if records.plan["metric"] == "perplexity":
+    if records.plan.metric == "perplexity":
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_locator(_ticks(4))
@@ -164,7 +150,7 @@ def focus(axes_list: Sequence[Axes], records: Records) -> None:
     if not late:
         return
     low, high = min(late), max(late)
-    if records.plan["metric"] == "perplexity":
+    if records.plan.metric == "perplexity":
         low, high = low / 1.05, high * 1.05
     else:
         margin = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
@@ -197,7 +183,7 @@ def draw_results(figure: Figure, mosaic: Mapping[str, Axes], records: Records, r
     if "paper" not in mosaic:
         return
     draw_published(mosaic["paper"], records, rows)
-    if records.comparable:
+    if comparable(records):
         axes = (mosaic["ours"], mosaic["paper"])
         low, high = (f(a.get_xlim()[i] for a in axes) for i, f in enumerate((min, max)))
         for one in axes:
@@ -234,7 +220,7 @@ def draw_finals(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
 def draw_published(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
     """The paper's minimum, median and maximum, hollow."""
     for row, y in zip(rows, places(rows), strict=True):
-        paper = records.plan.get("paper", {}).get(row.method)
+        paper = records.plan.paper.get(row.method)
         if paper is None:
             axes.annotate(
                 "not in the paper",
@@ -248,7 +234,7 @@ def draw_published(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
         axes.plot([paper[0], paper[2]], [y, y], marker="|", ms=5, lw=1.0, **look)
         axes.plot([paper[1]], [y], marker=row.look["marker"], ms=7, ls="", **look)
     axes.set_yticks(places(rows), [""] * len(rows))
-    same = records.comparable
+    same = comparable(records)
     _finish_results(axes, records, rows, "Paper" if same else "Paper (not comparable)")
 
 
@@ -264,7 +250,7 @@ def _finish_results(axes: Axes, records: Records, rows: Sequence[Row], title: st
     axes.set_axisbelow(True)
     axes.margins(x=0.08)
     axes.xaxis.set_major_locator(_ticks(4))
-    axes.set_xlabel(f"{metric_name(records.plan)}\n({records.plan['better']} is better)")
+    axes.set_xlabel(f"{metric_name(records.plan)}\n({records.plan.better} is better)")
     axes.set_title(title)
 
 
@@ -278,7 +264,7 @@ def finish(figure: Figure, records: Records, target: Path, note: str = "") -> Pa
     gone = lost(runs)
     said += [f"Not finished, {gone}."] if gone else []
     said += [note] if note else []
-    said += [remark(plan, runs)] if plan.get("paper") else []
+    said += [remark(plan, runs)] if plan.paper else []
     title = textwrap.wrap(title_of(plan, runs), 62)
     lines = textwrap.wrap(" ".join(said), _WIDTH)
     figure.suptitle("\n".join(title), x=0.01, ha="left", weight="bold", fontsize=10.5)

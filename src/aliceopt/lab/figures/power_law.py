@@ -13,8 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.figures import outcomes, style
-from aliceopt.lab.figures.outcomes import LOOKS, Records
-from aliceopt.lab.records import RecordError
+from aliceopt.lab.figures.outcomes import LOOKS
+from aliceopt.lab.records import RecordError, Records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,17 +24,19 @@ __all__ = ["draw_power_law", "mark_powers"]
 Curve = tuple[list[float], list[float], list[float], list[float]]
 
 
-def draw_power_law(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Draw Figure 1 from the records in ``folder`` to ``out`` and return its path.
+def draw_power_law(records: Records, out: str | os.PathLike[str]) -> Path:
+    """Draw Figure 1 from the records of an experiment to ``out`` and return its path.
 
     Lines are medians over seeds, dots single seeds; bands are the 95% intervals over directions
     (from the lowest to the highest end, over seeds).
     """
     target = style.checked_path(out)
-    records = outcomes.load(folder, "power_law")
+    outcomes.check_kind(records, "power_law")
     series = [run.power_law for run in records.runs if run.power_law]
     if not series:
-        raise RecordError(f"no exponents in {str(folder)!r}: no run has measured a power law yet")
+        raise RecordError(
+            f"no exponents in {str(records.folder)!r}: no run has measured a power law yet"
+        )
     with style.look():
         figure = style.new_figure(height=3.8)
         axes = figure.subplots()
@@ -42,7 +44,7 @@ def draw_power_law(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
         for i, name in enumerate(names):
             _draw_block(axes, series, name, LOOKS[i % len(LOOKS)])
         _finish_axes(axes, [p for name in names for p in block_curve(series, name)[1]])
-    return outcomes.finish(figure, records, target, _note(records, series))
+    return outcomes.finish(figure, records, target, _note(series[0][0]))
 
 
 def block_curve(series: Sequence[Sequence[dict[str, Any]]], name: str) -> Curve:
@@ -107,8 +109,7 @@ def _finish_axes(axes: Axes, exponents: Sequence[float]) -> None:
     )
 
 
-def _note(records: Records, series: Sequence[Sequence[dict[str, Any]]]) -> str:
-    event = series[0][0]
+def _note(event: dict[str, Any]) -> str:
     radius, factor = event["radius"], event.get("factor", 2)
     text = f"Parameters displaced by {radius:g} against {factor * radius:g}"
     if event.get("directions"):

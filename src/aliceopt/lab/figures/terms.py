@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from aliceopt.lab.figures import outcomes, style
 from aliceopt.lab.figures.columns import draw_columns
+from aliceopt.lab.records import Records
+from aliceopt.lab.spec import PlannedMethod
 
 __all__ = ["draw_terms"]
 
@@ -18,14 +18,15 @@ _STEPS = {
 }
 
 
-def draw_terms(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Draw Figure 4 from the records in ``folder`` to ``out`` and return its path.
+def draw_terms(records: Records, out: str | os.PathLike[str]) -> Path:
+    """Draw Figure 4 from the records of an experiment to ``out`` and return its path.
 
     Above, validation during training, a column for each kind of step; below, final results by
     terms beside the paper's.
     """
-    return draw_columns(outcomes.load(folder, "terms"), style.checked_path(out), _step_of)
+    outcomes.check_kind(records, "terms")
+    return draw_columns(records, style.checked_path(out), _step_of)
 
 
-def _step_of(method: Mapping[str, Any]) -> tuple[str, str]:
-    return _STEPS.get(method.get("step") or "", ("Other methods", ""))
+def _step_of(method: PlannedMethod) -> tuple[str, str]:
+    return _STEPS.get(method.step or "", ("Other methods", ""))

@@ -11,6 +11,7 @@ from typing import Any
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.report.axes import Axis, limits
 from aliceopt.lab.results.summary import outcome
+from aliceopt.lab.spec import Plan
 
 __all__ = [
     "COSTS",
@@ -75,42 +76,41 @@ def _line(name: str, label: str, bands: Sequence[Band], x: Axis, y: Axis) -> Lin
     return Line(name, label, _path(middle, x, y), end, band)
 
 
-def rate_panel(plan: Mapping[str, Any]) -> Panel | None:
+def rate_panel(plan: Plan) -> Panel | None:
     """Final metric against learning rate at the seeds of tuning, for every method."""
-    tuned = plan.get("tuned")
-    if not isinstance(tuned, Mapping):
+    tuned = plan.tuned
+    if not tuned:
         return None
-    found = {method: chosen["tried"] for method, chosen in tuned["chosen"].items()}
-    told = [v for tried in found.values() for one in tried for v in one["finals"] if v is not None]
+    found = {method: chosen.tried for method, chosen in tuned.chosen.items()}
+    told = [v for tried in found.values() for one in tried for v in one.finals if v is not None]
     if not told:
         return None
-    x = Axis.around([one["lr"] for tried in found.values() for one in tried], log=True)
-    y = _framed(told, plan["metric"], plan["better"])
+    x = Axis.around([one.lr for tried in found.values() for one in tried], log=True)
+    y = _framed(told, plan.metric, plan.better)
     lines = []
     for method, tried in found.items():
-        ends = [(one["lr"], [v for v in one["finals"] if v is not None]) for one in tried]
+        ends = [(one.lr, [v for v in one.finals if v is not None]) for one in tried]
         means = {rate: fmean(values) for rate, values in ends if values}
         if not means:
             continue
-        mine = tuned["chosen"][method]["lr"]
+        mine = tuned.chosen[method].lr
         shown = mine if mine in means else max(means)
         lines.append(
             Line(
                 name=method,
-                label=plan["methods"][method]["label"],
+                label=plan.methods[method].label,
                 path=_path(list(means.items()), x, y),
                 end=(x.at(shown), min(100.0, max(0.0, y.at(means[shown])))),
                 dots=_dots([(rate, v) for rate, values in ends for v in values], x, y),
                 chosen=_dots([(mine, means[mine])], x, y) if mine in means else "",
-                lost=[x.at(one["lr"]) for one in tried if None in one["finals"]],
+                lost=[x.at(one.lr) for one in tried if None in one.finals],
             )
         )
     best = "; ".join(
-        f"{plan['methods'][method]['label']} {chosen['lr']:.3g}"
-        for method, chosen in tuned["chosen"].items()
+        f"{plan.methods[method].label} {chosen.lr:.3g}" for method, chosen in tuned.chosen.items()
     )
-    alt = f"Final {plan['metric']} against learning rate. Chosen: {best}."
-    title = f"final validation {plan['metric']}"
+    alt = f"Final {plan.metric} against learning rate. Chosen: {best}."
+    title = f"final validation {plan.metric}"
     return Panel(title, "learning rate", x.ticks(8), y.ticks(), lines, alt)
 
 
@@ -120,12 +120,12 @@ def _framed(values: Sequence[float], metric: str, better: str) -> Axis:
     return Axis(low, high, log=metric != "accuracy" and 0 < 3 * low < high)
 
 
-def curve_panels(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[Panel]:
+def curve_panels(plan: Plan, runs: Sequence[RunRecord]) -> list[Panel]:
     """Training loss and validation metric against each cost, medians over finished seeds."""
-    metric = str(plan["metric"])
+    metric = plan.metric
     sources: dict[str, tuple[str, str, Callable[[RunRecord], list[dict[str, Any]]]]] = {
         "training loss": ("loss", "lower", lambda run: run.training),
-        f"validation {metric}": ("metric", plan["better"], lambda run: run.evaluations[1:]),
+        f"validation {metric}": ("metric", plan.better, lambda run: run.evaluations[1:]),
     }
     panels = []
     for cost, across in COSTS.items():
@@ -136,7 +136,7 @@ def curve_panels(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[Pan
                 continue
             x = Axis(0.0, max(found[-1][0] for found in bands.values()) or 1.0)
             y = _framed(late, metric if value == "metric" else "loss", better)
-            labels = {method: plan["methods"][method]["label"] for method in bands}
+            labels = {method: plan.methods[method].label for method in bands}
             lines = [_line(m, labels[m], found, x, y) for m, found in bands.items()]
             ends = "; ".join(f"{labels[m]} {found[-1][2]:.4g}" for m, found in bands.items())
             alt = f"{title.capitalize()} against {across}. At the end: {ends}."
@@ -145,7 +145,7 @@ def curve_panels(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[Pan
 
 
 def _bands(
-    plan: Mapping[str, Any],
+    plan: Plan,
     runs: Sequence[RunRecord],
     cost: str,
     value: str,
@@ -153,7 +153,7 @@ def _bands(
 ) -> dict[str, list[Band]]:
     """By method, record by record over its finished runs, which all record at the same steps."""
     bands: dict[str, list[Band]] = {}
-    for method in plan["methods"]:
+    for method in plan.methods:
         done = [series(r) for r in runs if r.method == method and outcome(r) == "finished"]
         for same in zip(*done, strict=False):
             values = [e[value] for e in same if e.get(value) is not None]
@@ -172,9 +172,7 @@ _SHARES = {
 }
 
 
-def curvature_panels(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord]
-) -> tuple[str, list[Panel]] | None:
+def curvature_panels(plan: Plan, runs: Sequence[RunRecord]) -> tuple[str, list[Panel]] | None:
     """Alice's own account by block, and the method it is of; None without any number of it."""
     method = _glassy(plan, runs)
     if method is None:
@@ -194,15 +192,15 @@ def curvature_panels(
         ends = ", ".join(f"{label} {points[-1][1]:.0f}%" for label, points in series.items())
         alt = f"{title.capitalize()}, at the end of training: {ends}."
         panels.append(Panel(title, "steps", x.ticks(), y.ticks(), lines, alt))
-    return (str(plan["methods"][method]["label"]), panels) if panels else None
+    return (plan.methods[method].label, panels) if panels else None
 
 
-def _glassy(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str | None:
+def _glassy(plan: Plan, runs: Sequence[RunRecord]) -> str | None:
     """Both terms and accelerated steps if there are such records, else any that measure glass."""
     measured = {run.method for run in runs if any(t.get("blocks") for t in run.telemetry)}
-    about = {m: plan["methods"][m] for m in plan["methods"] if m in measured}
-    glassy = [m for m, a in about.items() if "glass" in str(a.get("terms"))]
-    first = [m for m in glassy if (about[m]["terms"], about[m].get("step")) == ("glass+abs", "naq")]
+    about = {m: (a.terms, a.step) for m, a in plan.methods.items() if m in measured}
+    glassy = [m for m, (terms, _) in about.items() if terms is not None and "glass" in terms]
+    first = [m for m in glassy if about[m] == ("glass+abs", "naq")]
     return next(iter([*first, *glassy]), None)
 
 

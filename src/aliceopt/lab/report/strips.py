@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
+from aliceopt.lab.records import RunRecord
 from aliceopt.lab.report.axes import Axis, limits
 from aliceopt.lab.results.comparisons import Comparison
 from aliceopt.lab.results.numbers import (
@@ -19,6 +19,7 @@ from aliceopt.lab.results.numbers import (
     unit,
 )
 from aliceopt.lab.results.summary import MethodSummary, Summary, finals
+from aliceopt.lab.spec import Plan
 
 __all__ = ["Strip", "Strips", "forest", "result_strips", "term_strips"]
 
@@ -50,25 +51,23 @@ class Strips:
     alt: str = field(default="")
 
 
-def forest(
-    plan: Mapping[str, Any], comparisons: Sequence[Comparison], choice: str | None
-) -> Strips | None:
+def forest(plan: Plan, comparisons: Sequence[Comparison], choice: str | None) -> Strips | None:
     """How much worse than the best result every other method is, the nearest first."""
     drawn = sorted((c for c in comparisons if c.question == "best"), key=lambda c: c.gain)
     if not drawn:
         return None
-    labels = {c.second: plan["methods"][c.second]["label"] for c in drawn}
+    labels = {c.second: plan.methods[c.second].label for c in drawn}
     notes = {choice: "use this"} if choice is not None else {}
-    best = plan["methods"][drawn[0].first]["label"]
+    best = plan.methods[drawn[0].first].label
     axis = f"{_unit(plan)} behind {best}"
     return _differences(plan, [(c.second, labels[c.second], c) for c in drawn], axis, notes)
 
 
-def term_strips(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> Strips | None:
+def term_strips(plan: Plan, comparisons: Sequence[Comparison]) -> Strips | None:
     """How much better than no term every term is, at the same kind of step; and NAQ than full."""
     short = {"naq": "NAQ", "full": "full"}
     named = [
-        (c.first, f"{plan['methods'][c.first]['terms']}, {short[c.step or '']}", c)
+        (c.first, f"{plan.methods[c.first].terms}, {short[c.step or '']}", c)
         for c in comparisons
         if c.question == "terms"
     ]
@@ -78,12 +77,12 @@ def term_strips(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> S
     return _differences(plan, named, f"gain in {_unit(plan)} over no term", {})
 
 
-def _unit(plan: Mapping[str, Any]) -> str:
-    return unit(plan["metric"]).removeprefix("in ")
+def _unit(plan: Plan) -> str:
+    return unit(plan.metric).removeprefix("in ")
 
 
 def _differences(
-    plan: Mapping[str, Any],
+    plan: Plan,
     named: Sequence[tuple[str, str, Comparison]],
     title: str,
     notes: Mapping[str, str],
@@ -99,7 +98,7 @@ def _differences(
             Strip(
                 method=method,
                 label=label,
-                family=plan["methods"].get(method, {}).get("family", ""),
+                family=plan.methods[method].family if method else "",
                 text=_difference(c, places),
                 dots=[axis.at(d) for d in c.differences],
                 middle=axis.at(c.gain),
@@ -129,16 +128,16 @@ def _around_zero(comparisons: Sequence[Comparison]) -> Axis:
     return Axis.around([max(min([0.0, *lows]), -reach), min(max([0.0, *highs]), reach)])
 
 
-def result_strips(plan: Mapping[str, Any], runs: Sequence[Any], summary: Summary) -> Strips | None:
+def result_strips(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> Strips | None:
     """Final results by method, the best on top: a dot for every seed, and what a run took."""
     values = finals(runs)
-    sign = -1 if plan["better"] == "higher" else 1
+    sign = -1 if plan.better == "higher" else 1
     done = [s for s in summary.methods if s.median is not None]
     done.sort(key=lambda s: sign * (s.median or 0.0))
     if not done:
         return None
     shown = [v for s in done for v in values[s.method].values()]
-    axis = Axis(*limits(shown, plan["better"]))
+    axis = Axis(*limits(shown, plan.better))
     rows = [
         Strip(
             method=s.method,
@@ -151,9 +150,9 @@ def result_strips(plan: Mapping[str, Any], runs: Sequence[Any], summary: Summary
         )
         for s in done
     ]
-    told = [f"{s.label} {show_value(s.median, plan['metric'])}" for s in done]
-    title = f"final validation {plan['metric']}"
-    alt = f"Final {plan['metric']} by method, medians, best first: {', '.join(told)}."
+    told = [f"{s.label} {show_value(s.median, plan.metric)}" for s in done]
+    title = f"final validation {plan.metric}"
+    alt = f"Final {plan.metric} by method, medians, best first: {', '.join(told)}."
     return Strips(title, axis.ticks(), rows, None, alt)
 
 

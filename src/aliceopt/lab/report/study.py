@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.records import RunRecord, read_plan, read_runs
+from aliceopt.lab.records import Records, RunRecord, read_records
 from aliceopt.lab.report.page import data_uri, write_page
 from aliceopt.lab.report.panels import COSTS, curvature_panels, curve_panels, rate_panel
 from aliceopt.lab.report.strips import forest, result_strips, term_strips
@@ -26,7 +27,6 @@ from aliceopt.lab.results.describe import (
     data_note,
     is_generated,
     precision_note,
-    problem_name,
     tuning_cost,
     usual_rates,
 )
@@ -42,28 +42,31 @@ from aliceopt.lab.results.summary import (
     summarize,
 )
 from aliceopt.lab.results.table import unique_labels
+from aliceopt.lab.spec import LabProblem, Plan, Schedule, UserProblem
 from aliceopt.lab.words import counted, settings_in_words, training_in_words
 
 __all__ = ["write_report"]
 
 
-def write_report(folder: str | os.PathLike[str], target: float | None = None) -> Path:
-    """Write ``report.html`` from the records in ``folder``.
+def write_report(folder: str | os.PathLike[str] | Records, target: float | None = None) -> Path:
+    """Write ``report.html`` from the records in ``folder``, which may have been read already.
 
     Works on whatever is there: runs may be missing, interrupted or diverged.
     """
-    place = Path(folder)
-    plan = _told_apart(read_plan(place))
-    runs = read_runs(place, plan)
+    records = folder if isinstance(folder, Records) else read_records(Path(folder))
+    labels = unique_labels(records.plan)
+    methods = {key: replace(m, label=labels[key]) for key, m in records.plan.methods.items()}
+    plan = replace(records.plan, methods=methods)
+    runs = [replace(run, label=labels[run.method]) for run in records.runs]
     summary = summarize(plan, runs, target)
     finding = find(plan, runs, summary)
-    scale = f", scale {plan['scale']}" if plan["kind"] == "experiment" else ""
+    scale = f", scale {plan.scale}" if plan.kind == "experiment" else ""
     return write_page(
-        place / "report.html",
+        records.folder / "report.html",
         "study.html",
-        kind=f"{plan['kind']}{scale}",
+        kind=f"{plan.kind}{scale}",
         plan=plan,
-        title=_title(plan),
+        title=plan.title or plan.name,
         facts=_facts(plan, runs, summary),
         finding=finding,
         forest=forest(plan, finding.comparisons, finding.choice),
@@ -72,7 +75,7 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
         results=method_table(plan, summary),
         results_note=_results_note(plan, runs, summary),
         chips=_chips(plan, summary),
-        redrawn=_redrawn(plan, place / "figures"),
+        redrawn=_redrawn(plan, records.folder / "figures"),
         rates=rate_panel(plan),
         curves=curve_panels(plan, runs),
         costs=COSTS,
@@ -84,33 +87,22 @@ def write_report(folder: str | os.PathLike[str], target: float | None = None) ->
         settings=settings_table(plan),
         runs=run_table(plan, runs),
         planned=counted(len(runs), "planned run"),
-        command=plan.get("command") or _command(plan),
+        command=plan.command or _command(plan),
         commit=_commit(runs),
     )
 
 
-def _told_apart(plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan with labels that no two methods share."""
-    labels = unique_labels(plan)
-    named = {key: {**about, "label": labels[key]} for key, about in plan["methods"].items()}
-    return {**plan, "methods": named}
-
-
-def _title(plan: Mapping[str, Any]) -> str:
-    return str(plan.get("title") or plan.get("name") or "Report")
-
-
-def _facts(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
+def _facts(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> str:
     facts = [
-        problem_name(plan),
-        f"{counted(len(plan['methods']), 'method')}, {counted(len(plan['seeds']), 'seed')}",
+        str(plan.problem),
+        f"{counted(len(plan.methods), 'method')}, {counted(len(plan.seeds), 'seed')}",
         f"runs: {describe_counts(summary.counts)}",
         _dates(runs),
     ]
     return "; ".join(filter(None, facts))
 
 
-def _chips(plan: Mapping[str, Any], summary: Summary) -> dict[str, tuple[str, str]]:
+def _chips(plan: Plan, summary: Summary) -> dict[str, tuple[str, str]]:
     """Every method's label, and the family whose best it is; those with a result only."""
     best = {s.method: f for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
     return {
@@ -123,31 +115,30 @@ def _dates(runs: Sequence[RunRecord]) -> str:
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
 
 
-def _results_note(plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary) -> str:
-    better = "higher" if plan["better"] == "higher" else "lower"
+def _results_note(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> str:
     notes = [
-        f"Final validation {plan['metric']} ({better} is better) over finished seeds; gradient "
+        f"Final validation {plan.metric} ({plan.better} is better) over finished seeds; gradient "
         "evaluations and time are medians of a run. The best median of each family is bold.",
         precision_note(plan, runs),
     ]
     if summary.target is not None:
-        value = show_value(summary.target.value, plan["metric"])
+        value = show_value(summary.target.value, plan.metric)
         notes.append(
             f"Target: {value}, {summary.target.rule}; its cost is read at the first evaluation "
             "that reaches it, and is the median over seeds."
         )
-    if plan.get("reference"):
-        notes.append(f"The paper: {plan['reference']}.")
-    if plan["kind"] == "experiment":
+    if plan.reference:
+        notes.append(f"The paper: {plan.reference}.")
+    if plan.kind == "experiment":
         notes.append(remark(plan, runs))
     return " ".join(filter(None, notes))
 
 
-def _redrawn(plan: Mapping[str, Any], folder: Path) -> str:
+def _redrawn(plan: Plan, folder: Path) -> str:
     """The experiment's figure as an address that holds the whole file, if it was drawn."""
     for suffix in (".svg", ".png"):
-        path = folder / f"{plan['name']}{suffix}"
-        if plan["kind"] == "experiment" and path.exists():
+        path = folder / f"{plan.name}{suffix}"
+        if plan.kind == "experiment" and path.exists():
             return data_uri(path)
     return ""
 
@@ -165,25 +156,21 @@ def _lost(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _setting(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary
-) -> dict[str, str]:
+def _setting(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> dict[str, str]:
     """How it was run; what is unknown is empty."""
     starts = [run.start for run in runs if run.start]
-    training = plan.get("training") or {}
-    source = plan.get("problem")
-    model = source.get("model") if isinstance(source, Mapping) else None
-    steps = sorted({run["steps"] for run in plan["runs"]})
+    steps = sorted({run.steps for run in plan.runs})
+    model = plan.problem.model if isinstance(plan.problem, LabProblem) else {}
     return {
-        "Command": str(plan.get("command") or ""),
-        "Problem": problem_name(plan),
+        "Command": plan.command,
+        "Problem": str(plan.problem),
         "Data": data_note(plan, runs) + _generated(plan, runs),
-        "Model": settings_in_words(model) if isinstance(model, Mapping) else "",
+        "Model": settings_in_words(model),
         "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
         "Budget": f"{_range(steps)} steps a run, {_budget(plan)}",
-        "Training": training_in_words(training, _schedules(runs)) if training else "",
+        "Training": training_in_words(plan.training, _schedules(runs)),
         "Learning rates": f"{_rates(plan)}; see below",
-        "Seeds": ", ".join(map(str, plan["seeds"])),
+        "Seeds": ", ".join(map(str, plan.seeds)),
         "Versions": _unique(settings_in_words(s.get("versions") or {}) for s in starts),
         "Device": _unique(str(s.get("device", "")) for s in starts),
         "Date": _unique(str(s.get("time", "")) for s in starts[:1]),
@@ -192,33 +179,32 @@ def _setting(
     }
 
 
-def _budget(plan: Mapping[str, Any]) -> str:
-    budget, paces = plan.get("budget", "steps"), plan.get("paces")
+def _budget(plan: Plan) -> str:
+    budget, paces = plan.budget, plan.paces
     if not paces:
         return f"equal {budget}"
     span = " to ".join(f"{1000 * pace:.3g}" for pace in (min(paces.values()), max(paces.values())))
     return f"as many as fit into {budget}, by timing a few first ({span} ms a step)"
 
 
-def _schedules(runs: Sequence[RunRecord]) -> dict[str, Mapping[str, Any]]:
+def _schedules(runs: Sequence[RunRecord]) -> dict[str, Schedule]:
     """The schedule of every method that has begun, by its label."""
-    found = {run.label: (run.config.get("training") or {}).get("schedule") for run in runs}
-    return {label: schedule for label, schedule in found.items() if schedule is not None}
+    return {run.label: run.ran.training.schedule for run in runs if run.ran is not None}
 
 
-def _rates(plan: Mapping[str, Any]) -> str:
-    tuned = plan.get("tuned")
-    if isinstance(tuned, Mapping):
+def _rates(plan: Plan) -> str:
+    tuned = plan.tuned
+    if tuned:
         return (
             f"for each method the best of those tried, half a power of ten apart, at seeds "
-            f"{' and '.join(map(str, tuned['seeds']))}: {tuning_cost(plan)}, not counted here"
+            f"{' and '.join(map(str, tuned.seeds))}: {tuning_cost(tuned)}, not counted here"
         )
-    if plan["kind"] == "experiment":
+    if plan.kind == "experiment":
         return f"{usual_rates(plan)}, not tuned here"
     return "not tuned: each method's usual one"
 
 
-def _generated(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+def _generated(plan: Plan, runs: Sequence[RunRecord]) -> str:
     return (
         "; generated data, which say nothing about the real set" if is_generated(plan, runs) else ""
     )
@@ -239,13 +225,12 @@ def _commit(runs: Sequence[RunRecord]) -> str:
     return next(filter(None, found), "")
 
 
-def _command(plan: Mapping[str, Any]) -> str:
+def _command(plan: Plan) -> str:
     """The command that the plan amounts to."""
-    which = plan["seeds"]
-    first = which == list(range(len(which)))
-    seeds = ["--seeds", str(len(which)) if first else ",".join(map(str, which)) + ","]
-    if plan["kind"] == "experiment":
-        return shlex.join(["aliceopt", "run", plan["name"], "--scale", plan["scale"], *seeds])
-    source = plan.get("problem")
-    function = source.get("function") if isinstance(source, Mapping) else None
-    return shlex.join(["aliceopt", "study", *(["--problem", function] if function else []), *seeds])
+    first = plan.seeds == list(range(len(plan.seeds)))
+    which = str(len(plan.seeds)) if first else ",".join(map(str, plan.seeds)) + ","
+    seeds = ["--seeds", which]
+    if plan.kind == "experiment":
+        return shlex.join(["aliceopt", "run", plan.name, "--scale", plan.scale, *seeds])
+    mine = ["--problem", str(plan.problem)] if isinstance(plan.problem, UserProblem) else []
+    return shlex.join(["aliceopt", "study", *mine, *seeds])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aliceopt.lab.records import RunRecord
@@ -24,6 +24,7 @@ from aliceopt.lab.results.summary import (
     outcome,
     reason,
 )
+from aliceopt.lab.spec import Chosen, Plan
 
 __all__ = [
     "Cell",
@@ -63,9 +64,9 @@ class Table(NamedTuple):
     filtered: bool = False
 
 
-def method_table(plan: Mapping[str, Any], summary: Summary) -> Table:
+def method_table(plan: Plan, summary: Summary) -> Table:
     """Results and costs by method; the best median of each family stands out."""
-    paper = plan.get("paper") or {}
+    paper = plan.paper
     best = {s.method for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
     heads = ["Method", "Rate", "Min", "Median", "Max", *(["Paper's median"] if paper else [])]
     heads += [
@@ -90,16 +91,16 @@ def method_table(plan: Mapping[str, Any], summary: Summary) -> Table:
     return Table("Results by method", heads, rows, filtered=True)
 
 
-def _result(value: float | None, plan: Mapping[str, Any]) -> Cell:
-    return Cell(show_value(value, plan["metric"]), value, number=True)
+def _result(value: float | None, plan: Plan) -> Cell:
+    return Cell(show_value(value, plan.metric), value, number=True)
 
 
 def _count(value: float | None) -> Cell:
     return Cell(show_count(value), value, number=True)
 
 
-def _rate(plan: Mapping[str, Any], method: str) -> Cell:
-    rate = plan["methods"][method].get("options", {}).get("lr")
+def _rate(plan: Plan, method: str) -> Cell:
+    rate = plan.methods[method].lr
     return Cell("\u2013" if rate is None else f"{rate:.3g}", rate, number=True)
 
 
@@ -111,7 +112,7 @@ def _reached(s: MethodSummary) -> Cell:
     return Cell(f"{s.reached} of {s.judged}", float(s.reached), number=True)
 
 
-def comparison_table(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> Table:
+def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
     """Every comparison with its interval, corrected p-value and verdict."""
     rows = []
     for c in comparisons:
@@ -136,36 +137,38 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _names(plan: Mapping[str, Any], c: Comparison) -> str:
+def _names(plan: Plan, c: Comparison) -> str:
     if c.question == "steps":
         return f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
-    first, second = (combination(plan["methods"][m]) for m in (c.first, c.second))
+    first, second = (combination(plan.methods[m]) for m in (c.first, c.second))
     return f"{first} to no term" if c.question == "terms" else f"the best, {first}, to {second}"
 
 
-def settings_table(plan: Mapping[str, Any]) -> Table:
+def settings_table(plan: Plan) -> Table:
     """Every method with the options it ran with."""
     rows = []
-    tuned = plan.get("tuned")
-    chosen = tuned["chosen"] if isinstance(tuned, Mapping) else {}
-    for method, about in plan["methods"].items():
-        options = {k: v for k, v in about.get("options", {}).items() if k not in ("terms", "step")}
+    tuned = plan.tuned
+    chosen = tuned.chosen if tuned else {}
+    for method, about in plan.methods.items():
+        options = {k: v for k, v in about.options.items() if k not in ("terms", "step")}
         shown = ", ".join(f"{k} {_plain(v)}" for k, v in options.items() if k != "lr")
         cells = [
             _rate(plan, method),
-            *([Cell(_tried(chosen.get(method, {})))] if chosen else []),
-            Cell(str(about.get("terms") or "\u2013")),
-            Cell(str(about.get("step") or "\u2013")),
+            *([Cell(_tried(chosen.get(method)))] if chosen else []),
+            Cell(str(about.terms or "\u2013")),
+            Cell(str(about.step or "\u2013")),
             Cell(shown or "defaults", wrap=True),
         ]
-        rows.append(Row(about["label"], cells, about["family"]))
+        rows.append(Row(about.label, cells, about.family))
     heads = ["Method", "Learning rate", *([" Of those tried"] if chosen else [])]
     return Table("Settings by method", [*heads, " Terms", " Step", " Other options"], rows)
 
 
-def _tried(chosen: Mapping[str, Any]) -> str:
-    edge = " (at the edge)" if chosen.get("edge") else ""
-    return ", ".join(f"{tried['lr']:.3g}" for tried in chosen.get("tried", ())) + edge
+def _tried(chosen: Chosen | None) -> str:
+    if chosen is None:
+        return ""
+    edge = " (at the edge)" if chosen.edge else ""
+    return ", ".join(f"{tried.lr:.3g}" for tried in chosen.tried) + edge
 
 
 def _plain(value: Any) -> str:
@@ -174,7 +177,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def run_table(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Table:
+def run_table(plan: Plan, runs: Sequence[RunRecord]) -> Table:
     """Every planned run, whatever became of it."""
     rows = []
     for run in runs:
@@ -188,6 +191,6 @@ def run_table(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Table:
             _time(run.seconds if run.status != "missing" else None),
             Cell(reason(run), wrap=True),
         ]
-        rows.append(Row(run.label, cells, plan["methods"][run.method]["family"]))
+        rows.append(Row(run.label, cells, plan.methods[run.method].family))
     heads = ["Method", "Seed", " Status", "Final", "Best on the way", "Gradients", "Time"]
     return Table("All runs", [*heads, " Reason"], rows)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution
 from aliceopt.lab.results.summary import Summary, best_method, finals, summarize
+from aliceopt.lab.spec import Plan
 
 __all__ = ["Comparison", "Question", "Verdict", "compare", "complete_block"]
 
@@ -70,7 +71,7 @@ class Comparison:
 
 
 def compare(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary | None = None
+    plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None
 ) -> list[Comparison]:
     """All comparisons that the finished runs allow, in two families corrected by themselves.
 
@@ -113,13 +114,13 @@ def complete_block(values: Values) -> tuple[list[str], list[int]]:
     return best[1], best[2]
 
 
-def _grid(plan: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+def _grid(plan: Plan) -> dict[tuple[str, str], str]:
     """Alice's methods by term and step; empty if two of them share a place."""
     grid: dict[tuple[str, str], str] = {}
-    for method, about in plan["methods"].items():
-        if about["family"] != "alice" or about.get("terms") is None or about.get("step") is None:
+    for method, about in plan.methods.items():
+        if about.family != "alice" or about.terms is None or about.step is None:
             continue
-        place = (about["terms"], about["step"])
+        place = (about.terms, about.step)
         if place in grid:
             return {}
         grid[place] = method
@@ -127,13 +128,13 @@ def _grid(plan: Mapping[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def _against(
-    plan: Mapping[str, Any], values: Values, question: Question, names: tuple[str, str]
+    plan: Plan, values: Values, question: Question, names: tuple[str, str]
 ) -> Iterator[Comparison]:
     """The comparison of two methods, if a seed has both."""
     found = _differences(plan, values, *names)
     if found:
         first, second = ([values[name][seed] for seed in found] for name in names)
-        step = plan["methods"][names[0]].get("step") if question == "terms" else None
+        step = plan.methods[names[0]].step if question == "terms" else None
         differences = tuple(found.values())
         yield Comparison(question, *names, step, differences, _apart(first, second))
 
@@ -143,14 +144,14 @@ def _apart(first: Sequence[float], second: Sequence[float]) -> bool:
     return max(first) < min(second) or max(second) < min(first)
 
 
-def _differences(plan: Mapping[str, Any], values: Values, a: str, b: str) -> dict[int, float]:
+def _differences(plan: Plan, values: Values, a: str, b: str) -> dict[int, float]:
     """Gains of a over b, by seed."""
-    sign = 1 if plan["better"] == "higher" else -1
+    sign = 1 if plan.better == "higher" else -1
     mine, other = values.get(a, {}), values.get(b, {})
     return {seed: sign * (mine[seed] - other[seed]) for seed in sorted(mine) if seed in other}
 
 
-def _terms(plan: Mapping[str, Any], values: Values) -> Iterator[Comparison]:
+def _terms(plan: Plan, values: Values) -> Iterator[Comparison]:
     grid = _grid(plan)
     for (terms, step), method in grid.items():
         without = grid.get(("none", step))
@@ -159,7 +160,7 @@ def _terms(plan: Mapping[str, Any], values: Values) -> Iterator[Comparison]:
         yield from _against(plan, values, "terms", (method, without))
 
 
-def _steps(plan: Mapping[str, Any], values: Values) -> Iterator[Comparison]:
+def _steps(plan: Plan, values: Values) -> Iterator[Comparison]:
     """Accelerated against full steps: the mean over terms at every seed."""
     grid = _grid(plan)
     pairs = {
@@ -177,7 +178,7 @@ def _steps(plan: Mapping[str, Any], values: Values) -> Iterator[Comparison]:
         yield Comparison("steps", "naq", "full", None, means, _apart(naq, full))
 
 
-def _best(plan: Mapping[str, Any], values: Values, summary: Summary) -> Iterator[Comparison]:
+def _best(plan: Plan, values: Values, summary: Summary) -> Iterator[Comparison]:
     best = best_method(plan, summary)
     if best is not None:
         for other in summary.methods:

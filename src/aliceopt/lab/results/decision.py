@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from aliceopt.lab.paste import shown_rate
 from aliceopt.lab.results.comparisons import Comparison
 from aliceopt.lab.results.differences import difference, says_nothing
 from aliceopt.lab.results.summary import MethodSummary, Summary, best_method
+from aliceopt.lab.spec import Plan
 
 __all__ = ["AS_CHEAP", "Decision", "decide"]
 
@@ -32,11 +32,9 @@ class Decision:
     text: str
 
 
-def decide(
-    plan: Mapping[str, Any], summary: Summary, comparisons: Sequence[Comparison]
-) -> Decision | None:
+def decide(plan: Plan, summary: Summary, comparisons: Sequence[Comparison]) -> Decision | None:
     """The decision, or None if nothing finished; ``comparisons`` are those with the best method."""
-    if plan.get("paces"):  # equal seconds by plan; what differs is how busy the machine was
+    if plan.paces:  # equal seconds by plan; what differs is how busy the machine was
         equal = tuple(replace(s, seconds=1.0) for s in summary.methods if s.finished)
         summary = replace(summary, methods=equal)
     best = best_method(plan, summary)
@@ -52,7 +50,7 @@ def decide(
 
 
 def _cheapest(
-    plan: Mapping[str, Any],
+    plan: Plan,
     summary: Summary,
     best: MethodSummary,
     against: Mapping[str, Comparison],
@@ -71,7 +69,7 @@ def _cheapest(
 
 
 def _foremost(
-    plan: Mapping[str, Any],
+    plan: Plan,
     summary: Summary,
     best: MethodSummary,
     against: Mapping[str, Comparison],
@@ -82,7 +80,7 @@ def _foremost(
         return f"Use {_named(plan, best)}. It was compared to nothing else."
     role = _ROLES[rival.family] if rival.family != best.family else "the next best"
     c = against[rival.method]
-    said = difference(c, summary, plan["metric"])
+    said = difference(c, summary, plan.metric)
     if c.verdict == "better":
         return (
             f"Use {_named(plan, best)}. Compared to {role} ({rival.label}) it ended {said}, "
@@ -95,14 +93,14 @@ def _foremost(
 
 
 def _cheaper(
-    plan: Mapping[str, Any],
+    plan: Plan,
     summary: Summary,
     choice: MethodSummary,
     best: MethodSummary,
     c: Comparison,
 ) -> str:
     """The best result cost more, and is not established to be better than the choice."""
-    said = difference(c, summary, plan["metric"])
+    said = difference(c, summary, plan.metric)
     return (
         f"Use {_named(plan, choice)}. The best median was that of {best.label} "
         f"({_times(best, choice)}): {said}.{_hint(plan, c, summary)}"
@@ -110,7 +108,7 @@ def _cheaper(
 
 
 def _rival(
-    plan: Mapping[str, Any],
+    plan: Plan,
     summary: Summary,
     best: MethodSummary,
     against: Mapping[str, Comparison],
@@ -122,8 +120,8 @@ def _rival(
     )
 
 
-def _named(plan: Mapping[str, Any], s: MethodSummary) -> str:
-    rate = plan["methods"][s.method].get("options", {}).get("lr")
+def _named(plan: Plan, s: MethodSummary) -> str:
+    rate = plan.methods[s.method].lr
     return s.label if rate is None else f"{s.label}, lr={shown_rate(rate):g}"
 
 
@@ -135,8 +133,8 @@ def _times(s: MethodSummary, other: MethodSummary) -> str:
     return "the same seconds" if ratio == "1" else f"{ratio} times the seconds"
 
 
-def _hint(plan: Mapping[str, Any], c: Comparison, summary: Summary) -> str:
+def _hint(plan: Plan, c: Comparison, summary: Summary) -> str:
     """What would tell, where a difference was seen or could not have been."""
     open_still = c.verdict in ("not established", "too few seeds") or says_nothing(c, summary)
-    more = max(4, 2 * len(plan["seeds"]))
+    more = max(4, 2 * len(plan.seeds))
     return f" `--seeds {more} --resume` would tell." if open_still else ""

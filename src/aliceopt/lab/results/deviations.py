@@ -16,12 +16,17 @@ from typing import Any
 from aliceopt.lab.plan import EXPERIMENTS, experiment_plan, scales_of
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.summary import outcome
-from aliceopt.lab.spec import Run, Schedule, Training
+from aliceopt.lab.spec import (
+    LabProblem,
+    Plan,
+    PlannedMethod,
+    PlannedTraining,
+    Run,
+    Training,
+)
 from aliceopt.lab.words import counted
 
 __all__ = ["data_name", "differences", "lost", "remark", "setting", "title_of"]
-
-Plan = Mapping[str, Any]
 
 _CHANGES = {
     "schedule": "another schedule",
@@ -33,18 +38,21 @@ _CHANGES = {
 
 def setting(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """Data, scale, length, batch size and seeds: ``cifar10, lab scale, 10 epochs, ...``."""
-    said = [data_name(plan, runs)]
-    if plan.get("scale"):
-        said.append(f"{plan['scale']} scale")
-    said += [_length(plan["training"])] if plan.get("training") else []
-    batch = _batch_size(plan)
-    said += [f"batch size {batch}"] if batch is not None else []
-    return ", ".join([*said, counted(len(plan["seeds"]), "seed")])
+    batch = plan.training.batch_size
+    return ", ".join(
+        [
+            data_name(plan, runs),
+            f"{plan.scale} scale",
+            _length(plan.training),
+            *([f"batch size {batch}"] if batch is not None else []),
+            counted(len(plan.seeds), "seed"),
+        ]
+    )
 
 
 def data_name(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """The data set, with ``(generated)`` behind it if any record or the plan says so."""
-    name = str(plan["data"])
+    name = plan.data
     notes = [str(run.start.get("data", "")) for run in runs]
     generated = any("generated" in note for note in notes) and "generated" not in name
     return f"{name} (generated)" if generated else name
@@ -52,8 +60,8 @@ def data_name(plan: Plan, runs: Sequence[RunRecord]) -> str:
 
 def title_of(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """The experiment's title, which names the paper's data; other data is named behind it."""
-    name, official = data_name(plan, runs), plan.get("official_data")
-    title = str(plan["title"])
+    name, official = data_name(plan, runs), plan.official_data
+    title = plan.title
     if official is None or name == official:
         return title
     bare, _, generated = name.partition(" (")
@@ -72,29 +80,29 @@ def lost(runs: Sequence[RunRecord]) -> str:
 
 def differences(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
     """What keeps these numbers from being compared with the paper's; empty if nothing does."""
-    found = [] if plan.get("scale") == _scale(plan) else [f"{plan.get('scale')} scale"]
+    found = [] if plan.scale == _scale(plan) else [f"{plan.scale} scale"]
     name = data_name(plan, runs)
-    official = plan.get("official_data")
+    official = plan.official_data
     if official is not None and not name.startswith(official):
         found.append(f"{name} instead of {official}")
     elif "generated" in name:
         found.append("generated data")
-    if plan["name"] in EXPERIMENTS:
+    if plan.name in EXPERIMENTS:
         found += _changed(plan, runs)
     return found
 
 
 def _scale(plan: Plan) -> str:
     """The scale to be held against."""
-    ours = plan["name"] in EXPERIMENTS and "paper" not in scales_of(plan["name"])
-    return str(plan["scale"]) if ours else "paper"
+    ours = plan.name in EXPERIMENTS and "paper" not in scales_of(plan.name)
+    return plan.scale if ours else "paper"
 
 
 @cache
 def _paper(name: str, scale: str) -> tuple[Plan, Mapping[str, Run]]:
     """The experiment as the paper did it, or as it is filed: its plan, and one run a method."""
     plan = experiment_plan(name, scale, read=False, check=False)
-    return plan.document, {run.method: run for run in plan.runs}
+    return plan, {run.method: plan.run(run) for run in plan.runs}
 
 
 def _changed(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
@@ -102,22 +110,24 @@ def _changed(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
 
     Seeds, folders, threads and what is recorded on the way may differ.
     """
-    paper, wanted = _paper(plan["name"], _scale(plan))
+    paper, wanted = _paper(plan.name, _scale(plan))
     found = []
-    ours, theirs = _length(plan["training"]), _length(paper["training"])
+    ours, theirs = _length(plan.training), _length(paper.training)
     if ours != theirs:
         short, same_unit = ours.split()[0], ours.split()[1] == theirs.split()[1]
         found.append(f"{short if same_unit else ours} instead of {theirs}")
-    batch = _batch_size(paper)
-    if _batch_size(plan) != batch:
-        found.append(f"batch size {_batch_size(plan)} instead of {batch}")
-    model, published = plan["problem"]["model"], paper["problem"]["model"]
-    if model != published:
-        sizes = [f"{k} {v}" for k, v in model.items() if published.get(k) != v]
+    batch = paper.training.batch_size
+    if plan.training.batch_size != batch:
+        found.append(f"batch size {plan.training.batch_size} instead of {batch}")
+    mine, published = plan.problem, paper.problem
+    assert isinstance(mine, LabProblem)
+    assert isinstance(published, LabProblem)
+    if mine.model != published.model:
+        sizes = [f"{k} {v}" for k, v in mine.model.items() if published.model.get(k) != v]
         found.append(f"another network ({', '.join(sizes)})")
-    found += _changed_data(plan["problem"]["data"], paper["problem"]["data"])
-    if plan["metric"] != paper["metric"]:
-        found.append(f"{plan['metric']} instead of {paper['metric']}")
+    found += _changed_data(mine.data, published.data)
+    if plan.metric != paper.metric:
+        found.append(f"{plan.metric} instead of {paper.metric}")
     return found + _changed_methods(plan, runs, paper, wanted)
 
 
@@ -139,60 +149,47 @@ def _changed_methods(
     plan: Plan, runs: Sequence[RunRecord], paper: Plan, wanted: Mapping[str, Run]
 ) -> list[str]:
     """What differs in how methods were trained, and in which of them unless in all."""
-    labels = {key: m["label"] for key, m in plan["methods"].items() if key in wanted}
+    labels = {key: m.label for key, m in plan.methods.items() if key in wanted}
     ours = {key: _training_of(plan, runs, key) for key in labels}
     found = []
     for name, change in _CHANGES.items():
-        which = [k for k in labels if ours[k][name] != getattr(wanted[k].training, name)]
+        which = [k for k in labels if getattr(ours[k], name) != getattr(wanted[k].training, name)]
         if name == "precision" and which:
-            change = f"{ours[which[0]][name]} instead of {wanted[which[0]].training.precision}"
+            change = f"{ours[which[0]].precision} instead of {wanted[which[0]].training.precision}"
         in_all = which and len(which) == len(labels)
         found += [change] if in_all else [f"{change} of {labels[k]}" for k in which]
     longer = _common_steps(plan) / _common_steps(paper)
     for key, label in labels.items():
-        if abs(ours[key]["steps"] - longer * wanted[key].training.steps) > 1:  # rounded to a step
+        if abs(ours[key].steps - longer * wanted[key].training.steps) > 1:  # rounded to a step
             found.append(f"another length of {label}")
-        if _differ(plan["methods"][key], wanted[key]):
+        if _differ(plan.methods[key], wanted[key]):
             found.append(f"other options of {label}")
     return found
 
 
-def _training_of(plan: Plan, runs: Sequence[RunRecord], method: str) -> dict[str, Any]:
-    """How a method was trained, by its records, else by the plan; unset values are the defaults."""
-    told = (run.config.get("training") for run in runs if run.method == method)
-    values = next((training for training in told if training), plan["training"])
-    schedule = {**values.get("schedule", {}), **plan["methods"][method].get("schedule", {})}
-    schedule["drops"] = tuple(schedule.get("drops", ()))
-    planned = next(run["steps"] for run in plan["runs"] if run["method"] == method)
-    usual = Training(steps=values.get("steps", planned))
-    return {
-        **{name: values.get(name, getattr(usual, name)) for name in ("steps", *_CHANGES)},
-        "schedule": Schedule(**schedule),
-    }
+def _training_of(plan: Plan, runs: Sequence[RunRecord], method: str) -> Training:
+    """How a method was trained, by its records, else by the plan."""
+    told = (run.ran.training for run in runs if run.method == method and run.ran is not None)
+    planned = next(run for run in plan.runs if run.method == method)
+    return next(told, plan.run(planned).training)
 
 
 def _common_steps(plan: Plan) -> float:
     """Steps of a method that has no length of its own."""
-    training = plan["training"]
-    steps: float = training.get("steps") or training["epochs"] * training["batches"]
-    return steps
+    training = plan.training
+    return training.steps or (training.epochs or 0.0) * training.batches
 
 
-def _differ(method: Mapping[str, Any], wanted: Run) -> bool:
+def _differ(method: PlannedMethod, wanted: Run) -> bool:
     """Whether an option is not the wanted one; options can be changed or added, not removed."""
-    changed = any(wanted.options.get(name) != value for name, value in method["options"].items())
-    return changed or method["optimizer"] != wanted.optimizer
+    changed = any(wanted.options.get(name) != value for name, value in method.options.items())
+    return changed or method.optimizer != wanted.optimizer
 
 
-def _length(train: Mapping[str, Any]) -> str:
-    unit = "steps" if "steps" in train else "epochs"
-    return counted(train[unit], unit[:-1])
-
-
-def _batch_size(plan: Plan) -> int | None:
-    problem = plan.get("problem")
-    size = problem.get("batch_size") if isinstance(problem, Mapping) else None
-    return plan.get("training", {}).get("batch_size", size)  # type: ignore[no-any-return]
+def _length(training: PlannedTraining) -> str:
+    if training.steps is not None:
+        return counted(training.steps, "step")
+    return counted(training.epochs or 0.0, "epoch")
 
 
 def remark(plan: Plan, runs: Sequence[RunRecord]) -> str:

@@ -6,13 +6,13 @@ way. Only runs of the same settings are compared; the others say in what they di
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan
 from aliceopt.lab.results.kept import Line
+from aliceopt.lab.typed import to_json
 
 __all__ = ["as_filed", "changes"]
 
@@ -44,7 +44,7 @@ def _filed(experiment: str, scale: str, method: str) -> dict[str, Any] | None:
         plan = experiment_plan(experiment, scale, methods=[method], read=False, check=False)
     except PlanError:
         return None
-    return _named(json.loads(json.dumps(plan.runs[0].as_dict())))
+    return _named(to_json(plan.run(plan.runs[0])))
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:

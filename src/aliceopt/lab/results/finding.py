@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aliceopt.lab.paste import lines_to_paste
 from aliceopt.lab.records import RunRecord
@@ -14,12 +13,12 @@ from aliceopt.lab.results.describe import (
     STEP_NAMES,
     combination,
     is_generated,
-    problem_name,
     rates_notes,
 )
 from aliceopt.lab.results.differences import difference, largest, says_nothing, size
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.results.summary import MethodSummary, Summary, best_method, summarize
+from aliceopt.lab.spec import Plan
 from aliceopt.lab.words import counted, schedule_in_words
 
 __all__ = ["Finding", "find"]
@@ -51,9 +50,7 @@ class Finding:
         return "\n\n".join(filter(None, (self.decision, self.lines, bullets)))
 
 
-def find(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord], summary: Summary | None = None
-) -> Finding:
+def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) -> Finding:
     """What the results say, with their uncertainty."""
     summary = summarize(plan, runs) if summary is None else summary
     comparisons = compare(plan, runs, summary)
@@ -65,7 +62,7 @@ def find(
         "terms": _terms(plan, summary, [c for c in comparisons if c.question == "terms"]),
         "steps": [
             f"{STEP_NAMES[c.first]} against {STEP_NAMES[c.second]}, mean over the terms: "
-            f"{difference(c, summary, plan['metric'])}."
+            f"{difference(c, summary, plan.metric)}."
             for c in comparisons
             if c.question == "steps"
         ],
@@ -89,36 +86,36 @@ def _nothing(summary: Summary) -> str:
     return f"No run {state}, so there is nothing to find."
 
 
-def _lines(plan: Mapping[str, Any], summary: Summary, decision: Decision) -> str:
+def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
     """Constructors of the choice, the best result, the best Alice and the best baseline, once."""
     roles: dict[str, list[str]] = {decision.choice: ["use this"]}
     roles.setdefault(decision.best, []).append("the best result")
     for family, name in _FAMILIES.items():
         if (best := best_method(plan, summary, family)) is not None:
             roles.setdefault(best.method, []).append(f"the best {name}")
-    usual = (plan.get("training") or {}).get("schedule") or {}
     blocks = []
     for method, said in roles.items():
-        about = plan["methods"][method]
-        label = " ".join(str(about["label"]).split())
-        course = schedule_in_words({**usual, **about.get("schedule", {})})
+        about = plan.methods[method]
+        label = " ".join(about.label.split())
+        course = schedule_in_words(plan.schedule_of(method))
         rate = [] if course == "constant" else [f"# lr {course}"]
-        blocks.append("\n".join([f"# {', '.join(said)}: {label}", *rate, lines_to_paste(about)]))
+        lines = lines_to_paste(about.optimizer, about.options)
+        blocks.append("\n".join([f"# {', '.join(said)}: {label}", *rate, lines]))
     return "\n\n".join(blocks)
 
 
-def _setting(plan: Mapping[str, Any]) -> str:
-    seeds = counted(len(plan["seeds"]), "seed")
-    return f"{problem_name(plan)}: validation {plan['metric']} at the end of training, {seeds}."
+def _setting(plan: Plan) -> str:
+    seeds = counted(len(plan.seeds), "seed")
+    return f"{plan.problem}: validation {plan.metric} at the end of training, {seeds}."
 
 
-def _combination(plan: Mapping[str, Any], method: str) -> str:
-    return combination(plan["methods"][method])
+def _combination(plan: Plan, method: str) -> str:
+    return combination(plan.methods[method])
 
 
-def _terms(plan: Mapping[str, Any], summary: Summary, comparisons: list[Comparison]) -> list[str]:
+def _terms(plan: Plan, summary: Summary, comparisons: list[Comparison]) -> list[str]:
     """Claims one by one, largest first; then what was seen, and what could have been missed."""
-    metric = plan["metric"]
+    metric = plan.metric
     by_size = sorted(comparisons, key=lambda c: -abs(c.gain))
     claimed = [c for c in by_size if c.verdict in ("better", "worse")]
     seen = [c for c in by_size if c.verdict in ("not established", "too few seeds")]
@@ -162,22 +159,21 @@ def _listed(names: list[str], mark: str = ", ") -> str:
     return mark.join([*names[:_FEW], *more])
 
 
-def _at_rates(plan: Mapping[str, Any], c: Comparison) -> str:
+def _at_rates(plan: Plan, c: Comparison) -> str:
     """Both learning rates, where tuning chose different ones: they may be the difference."""
-    options = [plan["methods"][method]["options"] for method in (c.first, c.second)]
-    ours, theirs = (chosen.get("lr") for chosen in options)
-    differ = plan.get("tuned") and ours is not None and theirs is not None and ours != theirs
+    ours, theirs = (plan.methods[method].lr for method in (c.first, c.second))
+    differ = plan.tuned and ours is not None and theirs is not None and ours != theirs
     return f", at learning rate {ours:.2g} against {theirs:.2g}" if differ else ""
 
 
-def _bound(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[str]:
+def _bound(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
     """How often the upper bound decided instead of the curvature, on average over all steps.
 
     By the distance they went: at the end of a schedule, where steps go to zero, it always decides.
     """
     seen: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        if plan["methods"][run.method].get("terms") not in (None, "none"):
+        if plan.methods[run.method].terms not in (None, "none"):
             groups = [group for t in run.telemetry for group in t["groups"][:1]]
             pairs = [(group["at_upper"], group["step_norm"]) for group in groups]
             told = [(share, norm) for share, norm in pairs if None not in (share, norm)]
@@ -195,16 +191,16 @@ def _bound(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[str]:
     return [said, hardly] if means[ends[0]] > 0.9 else [said]
 
 
-def _cost(plan: Mapping[str, Any], summary: Summary) -> list[str]:
+def _cost(plan: Plan, summary: Summary) -> list[str]:
     """Gradients and seconds of the best two; the quickest to the target."""
     said = []
     found = {family: best_method(plan, summary, family) for family in _FAMILIES}
     for family, s in found.items():
         if s is not None:
-            value, price = show_value(s.median, plan["metric"]), _price(s.gradients, s.seconds)
+            value, price = show_value(s.median, plan.metric), _price(s.gradients, s.seconds)
             said.append(f"Best {_FAMILIES[family]}: {s.label}, median {value}, {price} a run.")
     if summary.target is not None:
-        value = show_value(summary.target.value, plan["metric"])
+        value = show_value(summary.target.value, plan.metric)
         quickest = [_quickest(summary, family) for family, s in found.items() if s is not None]
         said.append(f"To {value} ({summary.target.rule}): {'; '.join(quickest)}.")
     return said
@@ -242,9 +238,7 @@ def _tally(s: MethodSummary, state: str) -> str:
     return f"{s.label} ({s.counts[state]} of {counted(sum(s.counts.values()), 'seed')})"
 
 
-def _limits(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord], comparisons: Iterable[Comparison]
-) -> list[str]:
+def _limits(plan: Plan, runs: Sequence[RunRecord], comparisons: Iterable[Comparison]) -> list[str]:
     said = rates_notes(plan)
     tested = sum(c.corrected_p is not None for c in comparisons)
     if tested:

@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from aliceopt.lab.records import RecordError, RunRecord, read_found, read_plan
+from aliceopt.lab.records import ENDED, RecordError, RunRecord, read_found, read_plan
+from aliceopt.lab.spec import Plan
 from aliceopt.lab.writing import replacing
 
 __all__ = [
@@ -62,7 +63,6 @@ REQUIRED: dict[str, tuple[type, ...]] = {
 device to itself, otherwise null."""
 
 _CURVE = ("epoch", "gradients", "seconds", "loss", "metric")
-_ENDED = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,22 @@ class Added:
     same: int
 
 
-def kept_line(plan: Mapping[str, Any], run: RunRecord) -> Line:
+def kept_line(plan: Plan, run: RunRecord) -> Line:
     """The line of one run that has ended."""
     start, end = run.start, run.end or {}
     alone = start.get("sharing", 1) == 1
     evaluations = run.evaluations if alone else [{**e, "seconds": None} for e in run.evaluations]
     config = _without_folders(run.config)
     line = {
-        "experiment": plan["name"],
-        "scale": plan["scale"],
+        "experiment": plan.name,
+        "scale": plan.scale,
         "method": run.method,
         "label": run.label,
         "seed": run.seed,
         "precision": config["training"]["precision"],
         "status": run.status,
-        "metric": plan["metric"],
-        "better": plan["better"],
+        "metric": plan.metric,
+        "better": plan.better,
         "final": run.final,
         "best": end.get("best"),
         "steps": end.get("step"),
@@ -157,10 +157,9 @@ def gather(source: Path) -> tuple[list[Line], list[str]]:
     if source.suffix == ".jsonl":
         return read_kept(source), []
     plan = read_plan(source)
-    if plan["kind"] != "experiment":
+    if plan.kind != "experiment":
         raise RecordError(
-            f"{str(source)!r} holds a {plan['kind']}: results are kept of experiments "
-            "(aliceopt list)"
+            f"{str(source)!r} holds a {plan.kind}: results are kept of experiments (aliceopt list)"
         )
     runs = read_found(source)
     if any("(generated)" in str(run.start.get("data", "")) for run in runs):
@@ -168,7 +167,7 @@ def gather(source: Path) -> tuple[list[Line], list[str]]:
             f"{str(source)!r} was run on generated data, which says nothing about the real set: "
             "run it with --data"
         )
-    ended = [run for run in runs if run.status in _ENDED]
+    ended = [run for run in runs if run.status in ENDED]
     left = [f"{run.label} seed {run.seed} ({run.status})" for run in runs if run not in ended]
     return [kept_line(plan, run) for run in ended], left
 
@@ -264,7 +263,7 @@ def check_line(line: Any, where: str) -> None:
     if line.keys() - REQUIRED.keys():
         raise RecordError(f"{where} has unknown {', '.join(sorted(line.keys() - REQUIRED.keys()))}")
     finished = line["status"] == "finished"
-    if line["status"] not in _ENDED or finished != (line["final"] is not None):
+    if line["status"] not in ENDED or finished != (line["final"] is not None):
         raise RecordError(f"{where}: status {line['status']!r} with final {line['final']!r}")
     if identity(line) != line["id"]:
         raise RecordError(f"{where}: its id {line['id']!r} is not that of its settings")

@@ -10,11 +10,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aliceopt.lab.records import RunRecord, Status
 from aliceopt.lab.results.describe import precision_note
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
+from aliceopt.lab.spec import Plan
 from aliceopt.lab.words import counted
 
 if TYPE_CHECKING:
@@ -127,16 +128,14 @@ def finals(runs: Iterable[RunRecord]) -> dict[str, dict[int, float]]:
     return values
 
 
-def summarize(
-    plan: Mapping[str, Any], runs: Sequence[RunRecord], target: float | None = None
-) -> Summary:
+def summarize(plan: Plan, runs: Sequence[RunRecord], target: float | None = None) -> Summary:
     """Summaries of all planned methods.
 
     ``target``, else the plan's, overrides the rule of `choose_target`.
     """
-    target = plan.get("target") if target is None else target
+    target = plan.target if target is None else target
     goal = Target(target, "as given") if target is not None else choose_target(plan, runs)
-    by_method: dict[str, list[RunRecord]] = {method: [] for method in plan["methods"]}
+    by_method: dict[str, list[RunRecord]] = {method: [] for method in plan.methods}
     for run in runs:
         by_method[run.method].append(run)
     methods = tuple(
@@ -151,7 +150,7 @@ def summarize(
     )
 
 
-def choose_target(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Target | None:
+def choose_target(plan: Plan, runs: Sequence[RunRecord]) -> Target | None:
     """The middle one of the baselines' median final results; of two middle ones the worse.
 
     So about half of the baselines reach it, however badly one of them does, and the one that
@@ -159,7 +158,7 @@ def choose_target(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Target 
     the middle one of all methods; None if nothing finished.
     """
     middles = {m: _middle(plan, v.values()) for m, v in finals(runs).items() if v}
-    baselines = [v for m, v in middles.items() if plan["methods"][m]["family"] == "baseline"]
+    baselines = [v for m, v in middles.items() if plan.methods[m].family == "baseline"]
     pool = baselines or list(middles.values())
     if not pool:
         return None
@@ -168,14 +167,14 @@ def choose_target(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Target 
     return Target(_middle(plan, pool), rule)
 
 
-def _middle(plan: Mapping[str, Any], values: Iterable[float]) -> float:
+def _middle(plan: Plan, values: Iterable[float]) -> float:
     """The median, but the worse of two middle values instead of their mean: one that was seen."""
-    best_first = sorted(values, reverse=plan["better"] == "higher")
+    best_first = sorted(values, reverse=plan.better == "higher")
     return best_first[len(best_first) // 2]
 
 
 def best_method(
-    plan: Mapping[str, Any],
+    plan: Plan,
     summary: Summary,
     family: str | None = None,
     among: Collection[str] | None = None,
@@ -185,7 +184,7 @@ def best_method(
     Methods that diverged come after all others; those with less than half of the seeds that
     others finished do not count.
     """
-    sign = 1 if plan["better"] == "higher" else -1
+    sign = 1 if plan.better == "higher" else -1
     pool = [
         s
         for s in summary.methods
@@ -202,12 +201,12 @@ def best_method(
 
 
 def _summarize_method(
-    plan: Mapping[str, Any], method: str, runs: Sequence[RunRecord], target: Target | None
+    plan: Plan, method: str, runs: Sequence[RunRecord], target: Target | None
 ) -> MethodSummary:
-    about = plan["methods"][method]
+    about = plan.methods[method]
     done = [run for run in runs if outcome(run) == "finished"]
     values = [run.final for run in done if run.final is not None]
-    crossings = [_first_beyond(run, target, plan["better"]) for run in runs]
+    crossings = [_first_beyond(run, target, plan.better) for run in runs]
     reached = [c for c in crossings if c is not None]
     judged = [
         c if c is not None else (math.inf, math.inf)
@@ -216,10 +215,10 @@ def _summarize_method(
     ]
     return MethodSummary(
         method=method,
-        label=about["label"],
-        family=about["family"],
-        terms=about.get("terms"),
-        step=about.get("step"),
+        label=about.label,
+        family=about.family,
+        terms=about.terms,
+        step=about.step,
         counts={state: sum(outcome(run) == state for run in runs) for state in _STATES},
         mean=fmean(values) if values else None,
         low=min(values, default=None),
@@ -253,7 +252,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def print_summary(
-    plan: Mapping[str, Any],
+    plan: Plan,
     runs: Sequence[RunRecord],
     console: Console,
     target: float | None = None,
@@ -266,8 +265,8 @@ def print_summary(
     from aliceopt.lab.results.finding import find
 
     summary = summarize(plan, runs, target)
-    metric, seeds = plan["metric"], counted(len(plan["seeds"]), "seed")
-    judged = f"Final validation {metric} over {seeds} ({plan['better']} is better)"
+    metric, seeds = plan.metric, counted(len(plan.seeds), "seed")
+    judged = f"Final validation {metric} over {seeds} ({plan.better} is better)"
     console.print(Text(f"{judged}; costs are medians"))
     console.print(_table(plan, summary, console.width))
     console.print(Text(precision_note(plan, runs)), style="dim")
@@ -284,20 +283,17 @@ def print_summary(
         console.print(bullet)
 
 
-def _table(plan: Mapping[str, Any], summary: Summary, width: int) -> Table:
-    from rich import box
-    from rich.table import Table
+def _table(plan: Plan, summary: Summary, width: int) -> Table:
     from rich.text import Text
+
+    from aliceopt.lab.terminal import new_table
 
     wide = width >= 112
     best = best_method(plan, summary)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(wide), 0, 0))
-    table.add_column("method", overflow="fold")
     costs = ["grads", "time", "time to\ntarget"]
     if wide:
         costs = ["gradients", "time", "gradients\nto target", "time\nto target"]
-    for name in ("rate", "min", "median", "max", *costs):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = new_table("method", "rate", "min", "median", "max", *costs, space=int(wide))
     if wide:
         table.add_column("finished")
     family = None
@@ -314,12 +310,12 @@ def _table(plan: Mapping[str, Any], summary: Summary, width: int) -> Table:
     return table
 
 
-def _cells(plan: Mapping[str, Any], s: MethodSummary, wide: bool) -> list[str]:
+def _cells(plan: Plan, s: MethodSummary, wide: bool) -> list[str]:
     """Learning rate, results and costs, as text."""
-    rate = plan["methods"][s.method].get("options", {}).get("lr")
+    rate = plan.methods[s.method].lr
     return [
         "\u2013" if rate is None else f"{rate:.3g}",
-        *(show_value(v, plan["metric"]) for v in (s.low, s.median, s.high)),
+        *(show_value(v, plan.metric) for v in (s.low, s.median, s.high)),
         show_count(s.gradients),
         show_seconds(s.seconds),
         *([show_count(s.to_target_gradients)] if wide else []),

@@ -10,15 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from aliceopt.lab.records import RecordError, RunRecord, read_plan, read_runs
+from aliceopt.lab.records import RecordError, Records, RunRecord
 from aliceopt.lab.results.describe import precision_note
 from aliceopt.lab.results.deviations import lost, remark, setting, title_of
 from aliceopt.lab.results.numbers import show_count, show_seconds
 from aliceopt.lab.results.summary import describe_counts, outcome, summarize
+from aliceopt.lab.spec import Plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,50 +26,47 @@ if TYPE_CHECKING:
 
 __all__ = [
     "block_rows",
+    "check_begun",
     "experiment_table",
     "method_rows",
     "print_table",
-    "read_records",
     "unique_labels",
 ]
 
-Plan = Mapping[str, Any]
 Row = dict[str, Any]
 NONE = "\u2013"
 _NEAR = 0.2  # an exponent this close to 2 is near 2
 _WIDE = 96  # columns of a terminal with room for spaces between numbers
 
 
-def read_records(folder: Path) -> tuple[dict[str, Any], list[RunRecord]]:
-    """The plan and the runs of a folder; `RecordError` if not one run has begun."""
-    plan = read_plan(folder)
-    runs = read_runs(folder, plan)
-    if all(run.status == "missing" for run in runs):
+def check_begun(records: Records) -> None:
+    """Refuse records of which not one run has begun."""
+    if all(run.status == "missing" for run in records.runs):
         raise RecordError(
-            f"no records in {str(folder)!r}: none of its {len(runs)} planned runs has begun; "
-            f"start them with `aliceopt run {plan['name']}`"
+            f"no records in {str(records.folder)!r}: none of its {len(records.runs)} planned runs "
+            f"has begun; start them with `aliceopt run {records.plan.name}`"
         )
-    return plan, runs
 
 
-def experiment_table(folder: Path) -> dict[str, Any]:
+def experiment_table(records: Records) -> dict[str, Any]:
     """All that ``aliceopt table`` says, as plain values.
 
     ``rows`` are `method_rows`, ``blocks`` are `block_rows` (empty unless exponents were measured).
     """
-    plan, runs = read_records(folder)
+    check_begun(records)
+    plan, runs = records.plan, records.runs
     return {
-        "experiment": plan["name"],
+        "experiment": plan.name,
         "title": title_of(plan, runs),
-        "metric": plan["metric"],
-        "better": plan["better"],
+        "metric": plan.metric,
+        "better": plan.better,
         "setting": setting(plan, runs),
-        "reference": plan.get("reference"),
+        "reference": plan.reference,
         "precision": precision_note(plan, runs),
         "remark": remark(plan, runs),
         "lost": lost(runs),
         "rows": method_rows(plan, runs),
-        "blocks": block_rows(plan, runs),
+        "blocks": block_rows(runs),
     }
 
 
@@ -81,7 +78,7 @@ def method_rows(plan: Plan, runs: Sequence[RunRecord]) -> list[Row]:
     """
     rows, labels = [], unique_labels(plan)
     for s in summarize(plan, runs).methods:
-        paper = plan.get("paper", {}).get(s.method)
+        paper = plan.paper.get(s.method)
         rows.append(
             {
                 "method": s.method,
@@ -104,13 +101,13 @@ def unique_labels(plan: Plan) -> dict[str, str]:
     Where options do not tell them apart, their keys do.
     """
     sharing: dict[str, list[str]] = {}
-    for key, method in plan["methods"].items():
-        sharing.setdefault(method["label"], []).append(key)
+    for key, method in plan.methods.items():
+        sharing.setdefault(method.label, []).append(key)
     labels = {}
-    for key, method in plan["methods"].items():
-        others = sharing[method["label"]]
-        said = _apart({other: plan["methods"][other].get("options", {}) for other in others})
-        labels[key] = f"{method['label']}, {said[key]}" if len(others) > 1 else method["label"]
+    for key, method in plan.methods.items():
+        others = sharing[method.label]
+        said = _apart({other: plan.methods[other].options for other in others})
+        labels[key] = f"{method.label}, {said[key]}" if len(others) > 1 else method.label
     return labels
 
 
@@ -126,7 +123,7 @@ def _apart(options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {key: text if text and times[text] == 1 else key for key, text in said.items()}
 
 
-def block_rows(plan: Plan, runs: Sequence[RunRecord]) -> list[Row]:
+def block_rows(runs: Sequence[RunRecord]) -> list[Row]:
     """One row a block of parameters: its exponent at the first and the last measurement.
 
     Exponents are medians over seeds, with the extremes of their 95% intervals. Seeds are those
@@ -181,11 +178,11 @@ def _as_expected(last: Row, *, final: bool) -> bool | None:
     return abs(p - 2) <= _NEAR if final else most < 2
 
 
-def print_table(folder: Path, console: Console) -> None:
+def print_table(records: Records, console: Console) -> None:
     """The table for a terminal, with the setting above and the remark below."""
     from rich.text import Text
 
-    found = experiment_table(folder)
+    found = experiment_table(records)
     console.print(Text(found["title"], style="bold"))
     console.print(Text(found["setting"]))
     if found["blocks"]:
@@ -201,23 +198,14 @@ def print_table(folder: Path, console: Console) -> None:
     console.print(Text(found["remark"]))
 
 
-def _new_table(heads: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(heads[0], overflow="fold")
-    for head in heads[1:]:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
-
-
 def _method_table(rows: Sequence[Row], metric: str, width: int) -> Table:
     from rich.text import Text
 
+    from aliceopt.lab.terminal import new_table
+
     with_paper = any(row["paper"] for row in rows)
     heads = ["method", "ours", *(["paper"] if with_paper else [])]
-    table = _new_table([*heads, "seeds", "gradients", "seconds"])
+    table = new_table(*heads, "seeds", "gradients", "seconds")
     for row in rows:
         whole = row["finished"] == row["planned"]
         count = str(row["finished"]) if whole else f"{row['finished']} of {row['planned']}"
@@ -248,10 +236,11 @@ def _decimals(values: Sequence[float] | None) -> int:
 def _block_table(rows: Sequence[Row]) -> Table:
     from rich.text import Text
 
+    from aliceopt.lab.terminal import new_table
+
     first, last = rows[0]["first"]["epoch"], rows[0]["last"]["epoch"]
-    table = _new_table(
-        ["exponent of", f"epoch {first:.3g}", f"epoch {last:.3g}", "expected", "seen"]
-    )
+    epochs = (f"epoch {first:.3g}", f"epoch {last:.3g}")
+    table = new_table("exponent of", *epochs, "expected", "seen")
     verdicts = {True: "yes", False: "no", None: "cannot be told"}
     for row in rows:
         moments = [_law(row["first"]), _law(row["last"])]

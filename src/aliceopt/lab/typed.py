@@ -1,0 +1,164 @@
+"""Dataclasses to JSON and back; what does not fit is refused in a sentence that names the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+__all__ = ["UNLESS_NONE", "Count", "FieldError", "Positive", "check", "from_json", "to_json"]
+
+T = TypeVar("T")
+
+UNLESS_NONE = {"unless none": True}
+"""The metadata of a field that JSON does not have at all where it is None."""
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+    dict: "a table",
+    list: "a list",
+    tuple: "a list",
+}
+
+
+class Rule(NamedTuple):
+    """What a number must hold to besides, in words and as a function: for `Annotated`."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Rule(">= 1", lambda value: value >= 1)]
+Positive = Annotated[float, Rule("> 0", lambda value: 0 < value < math.inf)]
+
+
+class FieldError(ValueError):
+    """A value that is not what a field holds."""
+
+
+def to_json(value: Any) -> Any:
+    """Plain values: tables, lists, words and numbers; those that are not finite become null."""
+    if dataclasses.is_dataclass(value):
+        said = {f.name: (getattr(value, f.name), f.metadata) for f in dataclasses.fields(value)}
+        return {k: to_json(v) for k, (v, about) in said.items() if v is not None or not about}
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_json(kind: type[T], value: object, name: str = "") -> T:
+    """A dataclass from what `to_json` made of it; ``name`` is what an error calls the whole.
+
+    >>> @dataclasses.dataclass
+    ... class Place:
+    ...     step: int
+    ...     loss: float | None = None
+    >>> from_json(Place, {"step": 3})
+    Place(step=3, loss=None)
+    >>> from_json(Place, {"step": 2.5}, "place")
+    Traceback (most recent call last):
+    aliceopt.lab.typed.FieldError: place.step must be a whole number, got 2.5
+    """
+    read: T = _read(kind, value, name)
+    return read
+
+
+def check(made: Any) -> None:
+    """Refuse a dataclass with a field that does not hold what its type says."""
+    kind_of: Any = type(made)
+    for name, (kind, _) in _fields(kind_of).items():
+        _read(kind, getattr(made, name), name)
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    whole, parts = _taken_apart(kind)
+    if whole in (Union, UnionType):
+        return _read(_nearest(parts, value), value, name)
+    if dataclasses.is_dataclass(whole) and isinstance(value, Mapping):
+        return _made(whole, value, name)
+    if whole is dict and isinstance(value, dict):
+        return {key: _read(parts[1], item, f"{name}.{key}") for key, item in value.items()}
+    if whole in (list, tuple) and isinstance(value, list | tuple):
+        return whole(_read(parts[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+    if not _fits(kind, value):
+        shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:80]}..."
+        raise FieldError(f"{name or 'it'} must be {_in_words(kind)}, got {shown}")
+    return value
+
+
+def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind) or kind, get_args(kind)
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    whole, parts = _taken_apart(kind)
+    if whole is Annotated:
+        return _fits(parts[0], value) and parts[1].holds(value)
+    if whole is Literal:
+        return any(value is part or (isinstance(part, str) and value == part) for part in parts)
+    if whole is Any or isinstance(value, bool):
+        return bool(whole in (Any, bool))
+    return isinstance(value, int | float if whole is float else whole)
+
+
+def _nearest(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Of several kinds the one that a value is of, or that an error may speak of."""
+    tables: list[Any] = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    if isinstance(value, Mapping) and tables:
+        return max(tables, key=lambda kind: len(set(_fields(kind)) & set(value)))
+    fitting = [kind for kind in kinds if _fits(kind, value)]
+    return (fitting or [kind for kind in kinds if kind is not NoneType])[0]
+
+
+def _made(kind: Any, value: Mapping[str, Any], name: str) -> Any:
+    known, prefix = _fields(kind), f"{name}." if name else ""
+    for key in value:
+        if key not in known:
+            raise FieldError(f"{prefix}{key} is not known; there is {', '.join(known)}")
+    for key, (_, needed) in known.items():
+        if needed and key not in value:
+            raise FieldError(f"{prefix}{key} is missing")
+    read = {key: _read(known[key][0], item, f"{prefix}{key}") for key, item in value.items()}
+    try:
+        return kind(**read)
+    except ValueError as error:
+        raise FieldError(f"{prefix}{error}") from error
+
+
+@cache
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Every field's type, and whether it must be given."""
+    types = get_type_hints(kind, include_extras=True)
+    missing = dataclasses.MISSING
+    return {
+        f.name: (types[f.name], f.default is missing and f.default_factory is missing)
+        for f in dataclasses.fields(kind)
+    }
+
+
+def _in_words(kind: Any) -> str:
+    whole, parts = _taken_apart(kind)
+    if whole is Annotated:
+        return f"{_in_words(parts[0])} {parts[1].words}"
+    if whole is Literal:
+        return " or ".join(str(part) for part in parts)
+    return "a table" if dataclasses.is_dataclass(whole) else _WORDS[whole]
