@@ -10,7 +10,7 @@ from typing import Any
 
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import Journal, run_folder, write_plan
-from aliceopt.lab.results.kept import identity
+from aliceopt.lab.results.kept import Kept
 from aliceopt.lab.spec import Plan, Run
 from aliceopt.lab.typed import to_json
 
@@ -123,30 +123,31 @@ def _write_exponents(journal: Journal, where: dict[str, Any], seed: int, done: f
 
 def kept_run(
     experiment: str, method: str, seed: int, final: float | None, *, device: str = "a GPU"
-) -> dict[str, Any]:
+) -> Kept:
     """A kept run of an experiment as it is filed, which ended like this; None: it diverged."""
     plan = experiment_plan(experiment, methods=[method], seeds=[seed], read=False, check=False)
-    config = to_json(plan.run(plan.runs[0]))
-    columns = {name: [0.0] for name in ("epoch", "gradients", "seconds", "loss", "metric")}
-    line = {
-        **{name: getattr(plan, name) for name in ("scale", "metric", "better")},
-        "experiment": experiment,
-        "method": method,
-        "label": config["label"],
-        "seed": seed,
-        "precision": config["training"]["precision"],
-        "status": "diverged" if final is None else "finished",
-        "final": final,
-        "best": final,
-        "steps": config["training"]["steps"],
-        "gradients": config["training"]["steps"],
-        "seconds": 8.0,
-        "date": "2026-11-16T10:00:00+00:00",
-        "device": device,
-        "versions": {},
-        "parameters": 1,
-        "data": "some",
-        "config": config,
-        "curve": columns,
-    }
-    return {"id": identity(line), **line}
+    config = plan.run(plan.runs[0])
+    return Kept(
+        id="",
+        experiment=experiment,
+        scale=plan.scale,
+        method=method,
+        label=config.label,
+        seed=seed,
+        precision=config.training.precision,
+        status="diverged" if final is None else "finished",
+        metric=plan.metric,
+        better=plan.better,
+        final=final,
+        best=final,
+        steps=config.training.steps,
+        gradients=config.training.steps,
+        seconds=8.0,
+        date="2026-11-16T10:00:00+00:00",
+        device=device,
+        versions={},
+        parameters=1,
+        data="some",
+        config=config,
+        curve={name: [0.0] for name in ("epoch", "gradients", "seconds", "loss", "metric")},
+    )

@@ -96,9 +96,10 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How runs are trained, however long: how precisely, and what is recorded on the way.
+    """How long runs are trained, how precisely, and what is recorded on the way.
 
     Args:
+        steps: steps to take; None where epochs say it.
         schedule: of the learning rate.
         precision: one of `PRECISIONS`.
         evaluations: how often to evaluate, evenly spaced; the end always counts as one.
@@ -112,6 +113,7 @@ class Recipe:
         threads: of a CPU run; part of the record, since sums depend on it.
     """
 
+    steps: Count | None = None
     schedule: Schedule = field(default_factory=Schedule)
     precision: str = "float32"
     evaluations: Count = 20
@@ -131,9 +133,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Training(Recipe):
-    """How one run is trained; the plan works its ``steps`` out from epochs."""
+    """How one run is trained; the plan works its steps out from epochs."""
 
-    steps: Count = field(kw_only=True)
+    steps: Count = field()  # needed, unlike above
 
     def due(self, step: int, times: int) -> bool:
         """Whether one of ``times`` evenly spaced moments has come after ``step`` steps."""
@@ -201,7 +203,6 @@ class PlannedTraining(Recipe):
     batches: int = field(kw_only=True)
     batch_size: Count | None = None
     epochs: Positive | None = None
-    steps: Count | None = None
     examples: int | None = None
 
     @property
@@ -322,7 +323,7 @@ class Plan:
         """One of the runs, with nothing left open."""
         method = self.methods[planned.method]
         shared = {f.name: getattr(self.training, f.name) for f in fields(Recipe)}
-        shared["schedule"] = self.schedule_of(planned.method)
+        shared |= {"schedule": self.schedule_of(planned.method), "steps": planned.steps}
         return Run(
             method=planned.method,
             label=method.label,
@@ -330,5 +331,5 @@ class Plan:
             options=method.options,
             seed=planned.seed,
             problem=self.problem,
-            training=Training(**shared, steps=planned.steps),
+            training=Training(**shared),
         )

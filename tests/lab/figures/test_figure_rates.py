@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from figure_checks import assert_legible
 ROOT = Path(__file__).parents[3]
 
 
-def line(method: str, rate: float, seed: int, final: float | None, **more: Any) -> dict[str, Any]:
+def line(method: str, rate: float, seed: int, final: float | None, **more: Any) -> Any:
     given = {
         "experiment": "pays-gpt",
         "scale": "lab",
@@ -30,9 +31,10 @@ def line(method: str, rate: float, seed: int, final: float | None, **more: Any) 
         "better": "lower",
         "label": f"{method.upper()}, lr {rate:g}",
     }
-    config = {"options": {"lr": rate}}
+    config = SimpleNamespace(options={"lr": rate})
     name = f"{method}@{rate:g}"
-    return {**given, "method": name, "seed": seed, "final": final, "config": config, **more}
+    told = {"method": name, "seed": seed, "final": final, "config": config}
+    return SimpleNamespace(**{**given, **told, **more})
 
 
 LINES = [

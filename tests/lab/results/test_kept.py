@@ -8,7 +8,7 @@ import pytest
 
 from aliceopt.lab.records import Journal, RecordError, run_folder, write_plan
 from aliceopt.lab.results import kept_compression
-from aliceopt.lab.results.kept import REQUIRED, add, check_line, gather, read_kept
+from aliceopt.lab.results.kept import Kept, add, gather, read_kept
 from aliceopt.lab.results.kept_table import kept_rows, mean_and_half
 from aliceopt.lab.typed import to_json
 from experiment_records import write_records
@@ -22,6 +22,7 @@ from aliceopt.lab.plan import experiment_plan
 NAME = "resnet18-methods"
 COMMITTED = Path(__file__).parents[3] / "results"
 DEVICE = "NVIDIA H200"
+FIELDS = list(Kept.__dataclass_fields__)
 
 
 def write_run(
@@ -70,7 +71,7 @@ def test_a_line_holds_all_that_its_number_needs_and_no_folder(tmp_path):
     assert "1 run added" in result.output
     (text,) = (tmp_path / "kept" / f"{NAME}.jsonl").read_text().splitlines()
     line = json.loads(text)
-    assert list(line) == list(REQUIRED)
+    assert list(line) == FIELDS
     assert "/disk" not in text
     assert line["id"].startswith(f"{NAME}/paper/adam/bf16/seed-0/")
     assert (line["final"], line["gradients"], line["device"]) == (93.0, 45_000, DEVICE)
@@ -87,8 +88,8 @@ def test_seconds_of_a_run_that_shared_its_gpu_are_not_kept(tmp_path):
         found, _ = gather(write_run(tmp_path / str(seed), seed=seed, sharing=sharing))
         lines += found
     shared, alone = lines
-    assert (shared["seconds"], shared["curve"]["seconds"]) == (None, [None, None])
-    assert (alone["seconds"], alone["curve"]["seconds"]) == (1.0, [1.0, 1.0])
+    assert (shared.seconds, shared.curve["seconds"]) == (None, [None, None])
+    assert (alone.seconds, alone.curve["seconds"]) == (1.0, [1.0, 1.0])
     add(lines, tmp_path)
     assert read_kept(tmp_path / f"{NAME}.jsonl") == lines
     assert [row["seconds"] for row in kept_rows(lines)] == [1.0]
@@ -119,10 +120,10 @@ def test_a_run_with_other_numbers_is_refused_unless_it_may_replace(tmp_path):
     assert "93" in result.stderr
     assert "92.5" in result.stderr
     assert "--overwrite" in result.stderr
-    assert [line["final"] for line in read_kept(kept / f"{NAME}.jsonl")] == [93.0]
+    assert [line.final for line in read_kept(kept / f"{NAME}.jsonl")] == [93.0]
     result = results("add", again, "--to", kept, "--overwrite")
     assert "1 run added, 1 replaced" in result.output
-    assert [line["final"] for line in read_kept(kept / f"{NAME}.jsonl")] == [92.5, 93.0]
+    assert [line.final for line in read_kept(kept / f"{NAME}.jsonl")] == [92.5, 93.0]
 
 
 def test_another_precision_is_another_run(tmp_path):
@@ -131,7 +132,7 @@ def test_another_precision_is_another_run(tmp_path):
     for precision in ("tf32", "bf16"):
         results("add", write_run(tmp_path / precision, precision=precision), "--to", kept)
     lines = read_kept(kept / f"{NAME}.jsonl")
-    assert len({line["id"] for line in lines}) == 2
+    assert len({line.id for line in lines}) == 2
     assert [row["precision"] for row in kept_rows(lines)] == ["bf16", "tf32"]
 
 
@@ -141,7 +142,7 @@ def test_what_has_not_ended_is_left_out_and_what_diverged_is_kept(tmp_path):
     write_run(tmp_path, seed=1, status="diverged")
     write_run(tmp_path, seed=2, status="interrupted")
     lines, left = gather(tmp_path)
-    assert [line["status"] for line in lines] == ["finished", "diverged"]
+    assert [line.status for line in lines] == ["finished", "diverged"]
     assert left == ["Adam seed 2 (interrupted)"]
     (row,) = kept_rows(lines)
     assert (row["finished"], row["seeds"], row["mean"], row["half"]) == (1, 2, 93.0, None)
@@ -186,32 +187,41 @@ def test_settings_that_differ_are_never_averaged(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"device": None}, "device is None"),
-        ({"seconds": "long"}, "seconds is 'long'"),
+        ({"device": None}, "device must be text, got None"),
+        ({"seconds": "long"}, "seconds must be a number, got 'long'"),
         ({"final": None}, "status 'finished' with final None"),
-        ({"status": "failed"}, "status 'failed'"),
+        ({"status": "failed"}, "status must be finished or diverged, got 'failed'"),
         ({"seed": 5}, "is not that of its settings"),
         ({"curve": {}}, "curve"),
-        ({"weights": []}, "unknown weights"),
+        ({"config": {}}, "config.method is missing"),
+        ({"weights": []}, "weights is not known"),
     ],
 )
 def test_a_line_that_is_no_record_is_refused(tmp_path, change, told):
     """By name, whatever is wrong with it; and it cannot be added."""
-    ((line,), _) = gather(write_run(tmp_path))
-    check_line(line, "it")
-    with pytest.raises(RecordError, match=told):
-        check_line({**line, **change}, "it")
-    with pytest.raises(RecordError, match=told):
-        add([{**line, **change}], tmp_path / "kept")
-    assert not (tmp_path / "kept").exists()
+    (line,), _ = gather(write_run(tmp_path))
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({**to_json(line), **change}) + "\n")
+    with pytest.raises(RecordError, match=rf"line 1 of .*lines\.jsonl': .*{told}"):
+        gather(path)
 
 
 def test_a_line_that_lacks_something_is_refused(tmp_path):
     """Every field is needed."""
-    ((line,), _) = gather(write_run(tmp_path))
-    for name in REQUIRED:
-        with pytest.raises(RecordError, match=f"it lacks '{name}'"):
-            check_line({k: v for k, v in line.items() if k != name}, "it")
+    (line,), _ = gather(write_run(tmp_path))
+    path = tmp_path / "lines.jsonl"
+    for name in FIELDS:
+        path.write_text(json.dumps({k: v for k, v in to_json(line).items() if k != name}) + "\n")
+        with pytest.raises(RecordError, match=f"{name} is missing"):
+            read_kept(path)
+
+
+def test_a_run_of_another_version_is_not_kept(tmp_path):
+    """Its settings would be guesses."""
+    place = run_folder(write_run(tmp_path), "adam", 0) / "records.jsonl"
+    place.write_text(place.read_text().replace('"precision"', '"accuracy"'))
+    with pytest.raises(RecordError, match="the records of Adam seed 0 are of another version"):
+        gather(tmp_path)
 
 
 def test_the_mean_of_one_has_no_interval():
@@ -225,9 +235,10 @@ def test_every_committed_line_is_a_record_and_files_are_as_add_writes_them(tmp_p
         pruned = path.name.startswith(kept_compression.PREFIX)
         lines = kept_compression.read_kept_compression(path) if pruned else read_kept(path)
         assert lines, f"{path.name} is empty: delete it"
+        told = [line if pruned else to_json(line) for line in lines]
         name = "problem" if pruned else "experiment"
-        assert {line[name] for line in lines} == {path.stem.removeprefix("compress-")}
-        assert len({line["id"] for line in lines}) == len(lines)
+        assert {line[name] for line in told} == {path.stem.removeprefix("compress-")}
+        assert len({line["id"] for line in told}) == len(lines)
         (kept_compression.add if pruned else add)(lines, tmp_path)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
     assert not [path.name for path in COMMITTED.glob("*") if path.suffix not in (".jsonl", ".md")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from aliceopt.cli import build
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import as_filed, changes
-from aliceopt.lab.results.kept import add
+from aliceopt.lab.results.kept import Kept, add
 from aliceopt.lab.results.kept_compare import compare
 from aliceopt.lab.results.pages import fill
 from aliceopt.lab.study import TUNING_SEED
@@ -25,7 +26,7 @@ from experiment_records import kept_run
 T2 = 4.302653  # Student's t, 97.5%, two degrees of freedom
 
 
-def runs(method: str, finals: dict[int, float | None], **more: Any) -> list[dict[str, Any]]:
+def runs(method: str, finals: dict[int, float | None], **more: Any) -> list[Kept]:
     """Kept runs of the experiment as filed, with these ends by seed."""
     return [kept_run("pays-gpt", method, seed, final, **more) for seed, final in finals.items()]
 
@@ -89,14 +90,16 @@ def test_runs_with_other_settings_are_named_by_them_and_left_out():
     """Once nothing was clipped; a model of another width; a method that is gone."""
     (filed,) = runs("adamw@2e-3", {0: 1.4})
     assert changes(filed) == []
-    bare = {k: v for k, v in filed["config"]["options"].items() if k != "max_grad_norm"}
-    unclipped = {**filed, "config": {**filed["config"], "options": bare}}
+    config = filed.config
+    bare = {k: v for k, v in config.options.items() if k != "max_grad_norm"}
+    unclipped = replace(filed, config=replace(config, options=bare), id="")
     assert changes(unclipped) == ["no max_grad_norm"]
-    problem = {**filed["config"]["problem"], "batch_size": 7}
-    assert changes({**filed, "config": {**filed["config"], "problem": problem}}) == ["batch_size 7"]
-    shorter = {**filed["config"]["training"], "steps": 7}
-    assert changes({**filed, "config": {**filed["config"], "training": shorter}}) == ["steps 7"]
-    assert changes({**filed, "method": "lion@1e-3"}) == ["no longer filed"]
+    for other, said in (
+        (replace(config, problem=replace(config.problem, batch_size=7)), "batch_size 7"),
+        (replace(config, training=replace(config.training, steps=7)), "steps 7"),
+    ):
+        assert changes(replace(filed, config=other, id="")) == [said]
+    assert changes(replace(filed, method="lion@1e-3", id="")) == ["no longer filed"]
     assert as_filed([filed, unclipped]) == [filed]
 
 

@@ -13,14 +13,13 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.kept import Kept, check_alike
 
 __all__ = ["draw_rates", "rates_of"]
 
-Line = dict[str, Any]
-
 
 def rates_of(
-    lines: Sequence[Line], methods: Sequence[str] | None = None
+    lines: Sequence[Kept], methods: Sequence[str] | None = None
 ) -> dict[str, tuple[str, dict[float, list[float | None]]]]:
     """For each method its label, and final metrics by learning rate; None where a run diverged.
 
@@ -28,10 +27,10 @@ def rates_of(
     """
     found: dict[str, tuple[str, dict[float, list[float | None]]]] = {}
     for line in lines:
-        name, rate = line["method"].partition("@")[0], line["config"]["options"].get("lr")
+        name, rate = line.method.partition("@")[0], line.config.options.get("lr")
         if rate is not None:
-            label = line["label"].partition(", lr ")[0]
-            found.setdefault(name, (label, {}))[1].setdefault(rate, []).append(line["final"])
+            label = line.label.partition(", lr ")[0]
+            found.setdefault(name, (label, {}))[1].setdefault(rate, []).append(line.final)
     if methods is None:
         return {name: there for name, there in found.items() if len(there[1]) > 1}
     for name in methods:
@@ -52,7 +51,7 @@ def short(rate: float) -> str:
 
 
 def draw_rates(
-    lines: Sequence[Line], path: str | os.PathLike[str], methods: Sequence[str] | None = None
+    lines: Sequence[Kept], path: str | os.PathLike[str], methods: Sequence[str] | None = None
 ) -> Path:
     """Final metric against learning rate: every seed a dot, a line through the means.
 
@@ -60,10 +59,7 @@ def draw_rates(
     scale, device and precision.
     """
     target = style.checked_path(path)
-    places = {(x["experiment"], x["scale"], x["device"], x["precision"]) for x in lines}
-    if len(places) != 1:
-        said = "; ".join(", ".join(place) for place in sorted(places)) or "none"
-        raise RecordError(f"runs of one experiment, scale, device and precision are needed: {said}")
+    check_alike(lines)
     curves = rates_of(lines, methods)
     if not 1 <= len(curves) <= len(LOOKS):
         raise RecordError(
@@ -74,7 +70,7 @@ def draw_rates(
     with style.look():
         figure = style.new_figure(3.2)
         axes = figure.add_subplot()
-        worst = _edge(curves, one["better"])
+        worst = _edge(curves, one.better)
         for look, (label, tried) in zip(LOOKS, curves.values(), strict=False):
             _draw(axes, look, label, tried, worst)
         axes.set_xscale("log", base=2)
@@ -83,8 +79,8 @@ def draw_rates(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: short(rate)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("learning rate")
-        axes.set_ylabel(f"{one['metric']} ({one['better']} is better)")
-        axes.set_title(", ".join(one[name] for name in ("experiment", "device", "precision")))
+        axes.set_ylabel(f"{one.metric} ({one.better} is better)")
+        axes.set_title(", ".join((one.experiment, one.device, one.precision)))
         figure.legend(loc="outside right upper")
         return style.save(figure, target)
 

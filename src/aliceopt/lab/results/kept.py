@@ -11,58 +11,85 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from aliceopt.lab.records import ENDED, RecordError, RunRecord, read_found, read_plan
-from aliceopt.lab.spec import Plan
+from aliceopt.lab.spec import LabProblem, Plan, Run
+from aliceopt.lab.typed import FieldError, from_json, to_json
 from aliceopt.lab.writing import replacing
 
 __all__ = [
-    "REQUIRED",
     "Added",
+    "Kept",
     "add",
-    "check_line",
+    "check_alike",
     "gather",
     "kept_line",
     "mean_seconds",
     "merged",
     "read_kept",
-    "settings_digest",
+    "write_lines",
 ]
 
 Line = dict[str, Any]
-
-REQUIRED: dict[str, tuple[type, ...]] = {
-    "id": (str,),
-    "experiment": (str,),
-    "scale": (str,),
-    "method": (str,),
-    "label": (str,),
-    "seed": (int,),
-    "precision": (str,),
-    "status": (str,),
-    "metric": (str,),
-    "better": (str,),
-    "final": (int, float, type(None)),
-    "best": (int, float, type(None)),
-    "steps": (int,),
-    "gradients": (int,),
-    "seconds": (int, float, type(None)),
-    "date": (str,),
-    "device": (str,),
-    "versions": (dict,),
-    "parameters": (int,),
-    "data": (str,),
-    "config": (dict,),
-    "curve": (dict,),
-}
-"""What every line has, in this order, and of which type. Seconds are those of a run that had its
-device to itself, otherwise null."""
-
 _CURVE = ("epoch", "gradients", "seconds", "loss", "metric")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A line: a run that has ended, its fields in the order of the file.
+
+    Seconds are those of a run that had its device to itself, otherwise null. The ``id`` follows
+    from the settings, and may be left empty.
+    """
+
+    id: str
+    experiment: str
+    scale: str
+    method: str
+    label: str
+    seed: int
+    precision: str
+    status: Literal["finished", "diverged"]
+    metric: str
+    better: Literal["higher", "lower"]
+    final: float | None
+    best: float | None
+    steps: int
+    gradients: int
+    seconds: float | None
+    date: str
+    device: str
+    versions: dict[str, Any]
+    parameters: int
+    data: str
+    config: Run
+    curve: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        names = (self.experiment, self.scale, self.method, self.precision, f"seed-{self.seed}")
+        identity = "/".join([*names, self.settings_digest()])
+        if not self.id:
+            object.__setattr__(self, "id", identity)
+        if self.id != identity:
+            raise ValueError(f"id {self.id!r} is not that of its settings")
+        if (self.status == "finished") != (self.final is not None):
+            raise ValueError(f"status {self.status!r} with final {self.final!r}")
+        lengths = {len(self.curve.get(name, ())) for name in _CURVE}
+        if len(lengths) > 1 or lengths == {0}:
+            raise ValueError("curve: its columns are not equally long, or empty")
+
+    def settings_digest(self) -> str:
+        """A name of the settings and the device: all but the seed, the label and CPU threads."""
+        config = to_json(self.config)
+        config = {k: v for k, v in config.items() if k not in ("seed", "label")}
+        config["training"].pop("threads")
+        text = json.dumps([config, self.device], sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -75,19 +102,24 @@ class Added:
     same: int
 
 
-def kept_line(plan: Plan, run: RunRecord) -> Line:
+def kept_line(plan: Plan, run: RunRecord) -> Kept:
     """The line of one run that has ended."""
-    start, end = run.start, run.end or {}
+    if run.ran is None:
+        raise RecordError(f"the records of {run.label} seed {run.seed} are of another version")
+    start, end, config = run.start, run.end or {}, run.ran
+    if isinstance(config.problem, LabProblem):  # where the data lay is nobody else's
+        data = {k: v for k, v in config.problem.data.items() if k != "root"}
+        config = replace(config, problem=replace(config.problem, data=data))
     alone = start.get("sharing", 1) == 1
     evaluations = run.evaluations if alone else [{**e, "seconds": None} for e in run.evaluations]
-    config = _without_folders(run.config)
     line = {
+        "id": "",
         "experiment": plan.name,
         "scale": plan.scale,
         "method": run.method,
         "label": run.label,
         "seed": run.seed,
-        "precision": config["training"]["precision"],
+        "precision": config.training.precision,
         "status": run.status,
         "metric": plan.metric,
         "better": plan.better,
@@ -97,51 +129,37 @@ def kept_line(plan: Plan, run: RunRecord) -> Line:
         "gradients": run.gradients,
         "seconds": round(run.seconds, 3) if alone else None,
         "date": start.get("time"),
-        "device": start.get("device"),
-        "versions": start.get("versions"),
-        "parameters": start.get("parameters"),
-        "data": start.get("data"),
-        "config": config,
-        "curve": _columns(evaluations, _CURVE) | {"training": _training(run)},
+        **{name: start.get(name) for name in ("device", "versions", "parameters", "data")},
+        "config": to_json(config),
+        "curve": _columns(evaluations, _CURVE)
+        | {"training": _columns(run.training, ("epoch", "loss", "lr"))},
     }
-    return {"id": identity(line), **line}
+    return _read(line, f"{run.label} seed {run.seed}")
 
 
-def mean_seconds(lines: Iterable[Line]) -> float | None:
+def check_alike(lines: Iterable[Kept]) -> None:
+    """Refuse runs of several experiments, scales, devices or precisions, which do not compare."""
+    places = {(x.experiment, x.scale, x.device, x.precision) for x in lines}
+    if len(places) != 1:
+        said = "; ".join(", ".join(place) for place in sorted(places)) or "none"
+        raise RecordError(f"runs of one experiment, scale, device and precision are needed: {said}")
+
+
+def _read(line: Any, where: str) -> Kept:
+    try:
+        return from_json(Kept, line)
+    except FieldError as error:
+        raise RecordError(f"{where}: {error}") from error
+
+
+def mean_seconds(lines: Iterable[Kept]) -> float | None:
     """Of the runs that had their device to themselves; None if there is none."""
-    known = [line["seconds"] for line in lines if line["seconds"] is not None]
+    known = [line.seconds for line in lines if line.seconds is not None]
     return fmean(known) if known else None
-
-
-def identity(line: Mapping[str, Any]) -> str:
-    """What a run is, whenever it was made: the same settings, seed and device give the same."""
-    digest = settings_digest(line)
-    names = (line["experiment"], line["scale"], line["method"], line["precision"])
-    return "/".join([*names, f"seed-{line['seed']}", digest])
-
-
-def settings_digest(line: Mapping[str, Any]) -> str:
-    """A name of the settings and the device: all but the seed, the label and CPU threads."""
-    config = {k: v for k, v in line["config"].items() if k not in ("seed", "label")}
-    config["training"] = {k: v for k, v in config["training"].items() if k != "threads"}
-    text = json.dumps([config, line["device"]], sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without where the data lay, which is nobody else's."""
-    problem = dict(config["problem"])
-    data = {k: v for k, v in problem.get("data", {}).items() if k != "root"}
-    return {**config, "problem": {**problem, "data": data}}
 
 
 def _columns(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
     return {name: [_short(event.get(name)) for event in events] for name in names}
-
-
-def _training(run: RunRecord) -> dict[str, Any]:
-    """The mean training loss since the record before, by epoch."""
-    return _columns(run.training, ("epoch", "loss", "lr"))
 
 
 def _short(value: Any) -> Any:
@@ -149,7 +167,7 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def gather(source: Path) -> tuple[list[Line], list[str]]:
+def gather(source: Path) -> tuple[list[Kept], list[str]]:
     """The lines of a folder of records or of a file of lines, and the runs that have no end.
 
     Every run in the folder counts, also of methods that its last plan does not name.
@@ -172,22 +190,20 @@ def gather(source: Path) -> tuple[list[Line], list[str]]:
     return [kept_line(plan, run) for run in ended], left
 
 
-def add(lines: Sequence[Line], folder: Path, *, overwrite: bool = False) -> list[Added]:
+def add(lines: Sequence[Kept], folder: Path, *, overwrite: bool = False) -> list[Added]:
     """Merge lines into the files of a folder; one result for every experiment.
 
     A run that is there already stays as it is. If it is there with other numbers, nothing at all
     is written, unless ``overwrite`` lets the new ones take its place.
     """
-    for line in lines:
-        check_line(line, "the run")
     files = []
-    for name in dict.fromkeys(line["experiment"] for line in lines):
+    for name in dict.fromkeys(line.experiment for line in lines):
         path = folder / f"{name}.jsonl"
-        mine = [line for line in lines if line["experiment"] == name]
-        files.append((path, *merged(read_kept(path), mine, path, overwrite, _end)))
-    for path, content, _ in files:
-        _write(path, content)
-    return [told for *_, told in files]
+        there, mine = read_kept(path), [line for line in lines if line.experiment == name]
+        files.append(merged(to_json(there), to_json(mine), path, overwrite, _end))
+    for content, told in files:
+        write_lines(told.path, sorted(content, key=_place))
+    return [told for _, told in files]
 
 
 def merged(
@@ -219,10 +235,9 @@ def _end(line: Line) -> str:
     return line["status"] if line["final"] is None else f"{line['metric']} {line['final']:.6g}"
 
 
-def _write(path: Path, lines: Iterable[Line]) -> None:
-    """Sorted by what was run, keys in the order of `REQUIRED`; whole or not at all."""
-    ordered = sorted(lines, key=_place)
-    text = "".join(json.dumps(_in_order(line), allow_nan=False) + "\n" for line in ordered)
+def write_lines(path: Path, lines: Iterable[Line]) -> None:
+    """Write a file of lines, whole or not at all."""
+    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
@@ -231,42 +246,18 @@ def _place(line: Line) -> tuple[Any, ...]:
     return (line["scale"], line["method"], line["precision"], line["seed"], line["id"])
 
 
-def _in_order(line: Line) -> Line:
-    return {name: line[name] for name in REQUIRED}
-
-
-def read_kept(path: Path) -> list[Line]:
+def read_kept(path: Path) -> list[Kept]:
     """The lines of a file, each checked; none if there is no file."""
-    if not path.exists():
-        return []
+    return list(_lines(path, path.stat().st_mtime_ns)) if path.exists() else []
+
+
+@lru_cache(maxsize=8)  # a page asks for the same file at every number
+def _lines(path: Path, changed: int) -> list[Kept]:
     lines = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         where = f"line {number} of {str(path)!r}"
         try:
-            line = json.loads(text)
+            lines.append(_read(json.loads(text), where))
         except json.JSONDecodeError as error:
             raise RecordError(f"{where} is not JSON: {error}") from error
-        check_line(line, where)
-        lines.append(line)
     return lines
-
-
-def check_line(line: Any, where: str) -> None:
-    """Refuse a line that lacks something, or that says of itself what it is not."""
-    if not isinstance(line, dict):
-        raise RecordError(f"{where} is no JSON object")
-    for name, types in REQUIRED.items():
-        if name not in line:
-            raise RecordError(f"{where} lacks {name!r}")
-        if not isinstance(line[name], types) or isinstance(line[name], bool):
-            raise RecordError(f"{where}: {name} is {line[name]!r}")
-    if line.keys() - REQUIRED.keys():
-        raise RecordError(f"{where} has unknown {', '.join(sorted(line.keys() - REQUIRED.keys()))}")
-    finished = line["status"] == "finished"
-    if line["status"] not in ENDED or finished != (line["final"] is not None):
-        raise RecordError(f"{where}: status {line['status']!r} with final {line['final']!r}")
-    if identity(line) != line["id"]:
-        raise RecordError(f"{where}: its id {line['id']!r} is not that of its settings")
-    lengths = {len(line["curve"].get(name, ())) for name in _CURVE}
-    if len(lengths) > 1 or lengths == {0}:
-        raise RecordError(f"{where}: the columns of its curve are not equally long, or empty")

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import as_filed
-from aliceopt.lab.results.kept import Line, mean_seconds, read_kept
+from aliceopt.lab.results.kept import Kept, check_alike, mean_seconds, read_kept
 from aliceopt.lab.results.numbers import MINUS, decimals, show_count, show_seconds, signed
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.study import TUNING_SEED
@@ -23,7 +23,7 @@ __all__ = ["HEAD", "PLACES", "Compared", "compare", "compare_kept", "difference"
 PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
 """Decimals of a final metric, and at least of a difference."""
 
-Runs = Mapping[int, Line]
+Runs = Mapping[int, Kept]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Compared:
     @property
     def finals(self) -> list[float]:
         """Final metrics of the runs that finished."""
-        return [line["final"] for line in self.runs.values() if line["final"] is not None]
+        return [line.final for line in self.runs.values() if line.final is not None]
 
     def cells(self) -> tuple[str, ...]:
         """The row of a table, below `HEAD`."""
@@ -59,7 +59,7 @@ class Compared:
             f"{seeds} (tuning)" if self.tuning_only else seeds,
             signed(fmean(finals), PLACES[self.metric]) if finals else "diverged",
             difference(self.paired, self.metric),
-            show_count(fmean(line["gradients"] for line in self.runs.values())),
+            show_count(fmean(line.gradients for line in self.runs.values())),
             show_seconds(mean_seconds(self.runs.values())),
         )
 
@@ -87,7 +87,7 @@ def difference(paired: Paired | None, metric: str) -> str:
 def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -> list[Compared]:
     """`compare` on what a folder keeps of an experiment as it is filed."""
     there = read_kept(folder / f"{experiment}.jsonl")
-    lines = [line for line in as_filed(there) if line["scale"] == scale]
+    lines = [line for line in as_filed(there) if line.scale == scale]
     if not lines:
         raise RecordError(
             f"no results of {experiment!r} at scale {scale} with its settings as filed in "
@@ -97,22 +97,19 @@ def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -
     return compare(lines, to)
 
 
-def compare(lines: Sequence[Line], to: str = "adamw") -> list[Compared]:
+def compare(lines: Sequence[Kept], to: str = "adamw") -> list[Compared]:
     """Every method of one experiment at its best rate, beside ``to`` at its own."""
-    places = {(x["experiment"], x["scale"], x["device"], x["precision"]) for x in lines}
-    if len(places) != 1:
-        said = "; ".join(", ".join(place) for place in sorted(places)) or "none"
-        raise RecordError(f"runs of one experiment, scale, device and precision are needed: {said}")
-    tried: dict[str, dict[float, dict[int, Line]]] = {}
+    check_alike(lines)
+    tried: dict[str, dict[float, dict[int, Kept]]] = {}
     for line in lines:
-        rates = tried.setdefault(line["method"].partition("@")[0], {})
-        rates.setdefault(line["config"]["options"]["lr"], {})[line["seed"]] = line
+        rates = tried.setdefault(line.method.partition("@")[0], {})
+        rates.setdefault(line.config.options["lr"], {})[line.seed] = line
     if to not in tried:
         raise RecordError(f"no kept run of method {to!r}; there are {', '.join(tried)}")
     usual = _best(tried[to])
     base = _others(tried[to][usual])
     rows = [_compared(name, rates, _best(rates, usual), base) for name, rates in tried.items()]
-    sign = -1 if lines[0]["better"] == "higher" else 1
+    sign = -1 if lines[0].better == "higher" else 1
     worst = float("inf")
     return sorted(rows, key=lambda row: sign * fmean(row.finals) if row.finals else worst)
 
@@ -124,31 +121,31 @@ def _best(rates: Mapping[float, Runs], usual: float | None = None) -> float:
     it was not tried there, at the one with most runs.
     """
     ends = {rate: runs[TUNING_SEED] for rate, runs in rates.items() if TUNING_SEED in runs}
-    finals = {rate: line["final"] for rate, line in ends.items() if line["final"] is not None}
+    finals = {rate: line.final for rate, line in ends.items() if line.final is not None}
     if not finals:
         most = max(rates, key=lambda rate: len(rates[rate]))
         return most if usual is None or usual not in rates else usual
-    higher = next(iter(ends.values()))["better"] == "higher"
+    higher = next(iter(ends.values())).better == "higher"
     return (max if higher else min)(finals, key=lambda rate: finals[rate])
 
 
-def _others(runs: Runs) -> dict[int, Line]:
+def _others(runs: Runs) -> dict[int, Kept]:
     return {seed: line for seed, line in sorted(runs.items()) if seed != TUNING_SEED}
 
 
 def _compared(name: str, rates: Mapping[float, Runs], rate: float, base: Runs) -> Compared:
     one, others = next(iter(rates[rate].values())), _others(rates[rate])
-    pairs = [(others[seed]["final"], x["final"]) for seed, x in base.items() if seed in others]
-    lost = any(None in pair for pair in pairs)  # those that went well alone would lie
-    both = [] if lost else [mine - its for mine, its in pairs]
+    pairs = [(others[seed].final, x.final) for seed, x in base.items() if seed in others]
+    both = [mine - its for mine, its in pairs if mine is not None and its is not None]
+    lost = len(both) < len(pairs)  # those that went well alone would lie
     same = others == base
     return Compared(
         name,
-        one["label"].partition(", lr ")[0],
-        one["metric"],
+        one.label.partition(", lr ")[0],
+        one.metric,
         rate,
         rate in (min(rates), max(rates)),
         others or rates[rate],
         not others,
-        Paired(tuple(both)) if len(both) > 1 and not same else None,
+        Paired(tuple(both)) if len(both) > 1 and not (same or lost) else None,
     )

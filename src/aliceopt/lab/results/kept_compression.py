@@ -31,9 +31,8 @@ from aliceopt.lab.results.compression_table import (
     lead,
     radius_rows,
 )
-from aliceopt.lab.results.kept import Added, merged
+from aliceopt.lab.results.kept import Added, merged, write_lines
 from aliceopt.lab.words import counted
-from aliceopt.lab.writing import replacing
 
 __all__ = ["PREFIX", "add", "gather", "kept_tables", "page_kinds", "read_kept_compression"]
 
@@ -90,12 +89,7 @@ def add(lines: Sequence[Line], folder: Path, *, overwrite: bool = False) -> list
         content, told = merged(read_kept_compression(path), mine, path, overwrite, _end)
         done.append((path, content, told))
     for path, content, _ in done:
-        text = "".join(
-            json.dumps(_in_order(line), allow_nan=False) + "\n"
-            for line in sorted(content, key=_place)
-        )
-        with replacing(path) as beside:
-            beside.write_text(text, encoding="utf-8")
+        write_lines(path, map(_in_order, sorted(content, key=_place)))
     return [told for *_, told in done]
 
 

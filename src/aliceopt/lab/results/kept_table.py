@@ -11,7 +11,7 @@ from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.compression_table import as_table
 from aliceopt.lab.results.filed import changes
-from aliceopt.lab.results.kept import Line, mean_seconds, read_kept, settings_digest
+from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
 from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
 from aliceopt.lab.results.numbers import decimals, show_count, show_seconds
 from aliceopt.lab.results.paired import Paired
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["kept_rows", "mean_and_half", "print_kept"]
+
+_SHARED = ("experiment", "scale", "device", "method", "precision", "metric", "better")
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
@@ -35,40 +37,38 @@ def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
     return fmean(values), Paired(tuple(values)).half_width(0.05)
 
 
-def kept_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def kept_rows(lines: Sequence[Kept]) -> list[dict[str, Any]]:
     """One row for runs that differ in their seed only, means over those that finished.
 
     Other settings, another precision or another device make another row: nothing is mixed.
     """
-    groups: dict[tuple[str, ...], list[Line]] = {}
+    groups: dict[tuple[str, ...], list[Kept]] = {}
     for line in lines:
         groups.setdefault(_alike(line), []).append(line)
     rows = []
     for group in groups.values():
         one = group[0]
-        done = [line for line in group if line["final"] is not None]
-        mean, half = mean_and_half([line["final"] for line in done]) if done else (None, None)
+        done = [line for line in group if line.final is not None]
+        finals = [line.final for line in done if line.final is not None]
+        mean, half = mean_and_half(finals) if finals else (None, None)
         rows.append(
             {
-                **{k: one[k] for k in ("experiment", "scale", "method", "device", "precision")},
-                "label": ", ".join([one["label"], *changes(one)]),
-                "metric": one["metric"],
-                "better": one["better"],
+                **{name: getattr(one, name) for name in _SHARED},
+                "label": ", ".join([one.label, *changes(one)]),
                 "mean": mean,
                 "half": half,
                 "finished": len(done),
                 "seeds": len(group),
-                "gradients": fmean(line["gradients"] for line in done) if done else None,
+                "gradients": fmean(line.gradients for line in done) if done else None,
                 "seconds": mean_seconds(done),
             }
         )
     return rows
 
 
-def _alike(line: Line) -> tuple[str, ...]:
+def _alike(line: Kept) -> tuple[str, ...]:
     """What runs of one row share; at the end a name of their settings."""
-    names = ("experiment", "scale", "device", "method", "precision")
-    return (*(line[name] for name in names), settings_digest(line))
+    return (*(getattr(line, name) for name in _SHARED), line.settings_digest())
 
 
 def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
@@ -114,21 +114,18 @@ def _print_compression(path: Path, console: Console) -> None:
             console.print(line, markup=False)
 
 
-def _by_rate(line: Line) -> tuple[Any, ...]:
+def _by_rate(line: Kept) -> tuple[Any, ...]:
     """Methods by name, and each by its learning rate as a number."""
-    rate = line["config"]["options"].get("lr") or 0.0
-    return (line["scale"], line["method"].partition("@")[0], rate, line["precision"])
+    rate = line.config.options.get("lr") or 0.0
+    return (line.scale, line.method.partition("@")[0], rate, line.precision)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("method", overflow="fold")
-    for head in ("seeds", "mean", "gradients", "seconds", "precision"):
-        table.add_column(head, justify="right", no_wrap=True)
+    from aliceopt.lab.terminal import new_table
+
+    table = new_table("method", "seeds", "mean", "gradients", "seconds", "precision")
     for row in rows:
         whole = row["finished"] == row["seeds"]
         seeds = str(row["seeds"]) if whole else f"{row['finished']} of {row['seeds']}"

@@ -83,7 +83,7 @@ def _difference(folder: Path, name: str, method: str, to: str = "adamw") -> str:
 def _gain(folder: Path, name: str, method: str, to: str = "adamw") -> str:
     row = _row(folder, name, method, to)
     line = next(iter(row.runs.values()))
-    better = row.paired is not None and (row.paired.mean > 0) == (line["better"] == "higher")
+    better = row.paired is not None and (row.paired.mean > 0) == (line.better == "higher")
     if not better:
         raise RecordError(f"{method!r} of {name!r} gains nothing over {to!r}: write difference")
     return difference(row.paired, row.metric).lstrip(f"+{MINUS}")
@@ -96,10 +96,11 @@ def _final(folder: Path, name: str, method: str) -> str:
 def _mean(folder: Path, name: str, method: str) -> str:
     experiment, _, scale = name.partition("/")
     lines = as_filed(read_kept(folder / f"{experiment}.jsonl"))
-    mine = [x for x in lines if (x["method"], x["scale"]) == (method, scale or "lab")]
-    if not mine or any(x["final"] is None for x in mine):
+    mine = [x for x in lines if (x.method, x.scale) == (method, scale or "lab")]
+    finals = [x.final for x in mine if x.final is not None]
+    if not mine or len(finals) < len(mine):
         raise RecordError(f"no kept run of {method!r} of {name!r}, or one that diverged")
-    return signed(fmean(x["final"] for x in mine), PLACES[mine[0]["metric"]])
+    return signed(fmean(finals), PLACES[mine[0].metric])
 
 
 def _seconds(folder: Path, name: str, method: str) -> str:
@@ -110,7 +111,7 @@ def _seconds(folder: Path, name: str, method: str) -> str:
 def _runs(folder: Path, name: str) -> str:
     experiment, _, scale = name.partition("/")
     lines = read_kept(folder / f"{experiment}.jsonl")
-    lines = [line for line in lines if line["scale"] == (scale or "lab")]
+    lines = [line for line in lines if line.scale == (scale or "lab")]
     if not lines:
         raise RecordError(f"no results of {name!r} in {str(folder)!r}")
     return str(len(lines))
