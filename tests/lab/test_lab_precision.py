@@ -127,8 +127,8 @@ def test_a_run_in_another_precision_is_another_run(tmp_path):
 def test_a_plan_takes_a_precision():
     """Over that of its file; an unknown one is refused with those there are."""
     usual = experiment_plan("resnet18-methods", "paper", read=False, seeds=1)
-    assert usual.training["precision"] == "tf32"
+    assert usual.training.precision == "tf32"
     plan = experiment_plan("resnet18-methods", "paper", read=False, seeds=1, precision="bf16")
-    assert {run.training.precision for run in plan.runs} == {"bf16"}
+    assert {plan.run(run).training.precision for run in plan.runs} == {"bf16"}
     with pytest.raises(PlanError, match="float32, tf32, bf16; got 'fp8'"):
         experiment_plan("resnet18-methods", "paper", read=False, precision="fp8")

@@ -10,7 +10,7 @@ import typer
 from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
 app = typer.Typer(
     name="results",
@@ -94,33 +94,21 @@ def compare(
 ) -> None:
     """Compare methods, each at the rate that was best at the tuning seed, over the other seeds."""
     from aliceopt.lab import carry_out
-    from aliceopt.lab.results.kept_compare import compare_kept
-    from aliceopt.lab.terminal import stdout_console
+    from aliceopt.lab.results.kept_compare import HEAD, compare_kept
+    from aliceopt.lab.terminal import new_table, stdout_console
 
     with carry_out.told(refuse, needs_lab):
         rows = compare_kept(results, experiment, scale, to)
         console = stdout_console()
-        console.print(_compared([row.cells() for row in rows]))
+        table = new_table(*HEAD)
+        for row in rows:
+            table.add_row(*row.cells())
+        console.print(table)
         console.print(
             f"Differences to {to}, paired by seed, \u00b1 half of their 95% interval; edge: no "
             "higher, or no lower, rate was tried.",
             style="dim",
         )
-
-
-def _compared(rows: list[tuple[str, ...]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    from aliceopt.lab.results.kept_compare import HEAD
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(HEAD[0], overflow="fold")
-    for head in HEAD[1:]:
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 @app.command()

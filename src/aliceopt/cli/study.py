@@ -93,7 +93,7 @@ def study(
         if resume and plan.most > 1:
             _say_anew(clear_retuned(final, folder))
         records, finished = carry_out.carry_out(final, folder, how)
-        carry_out.print_study(records, target)
+        carry_out.print_study(records)
     end(records, finished)
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from rich import box
-from rich.table import Table
 
 from aliceopt.lab import data
 from aliceopt.lab.data import generate
@@ -36,7 +34,7 @@ from aliceopt.lab.records import ENDED, RecordError, Records, read_records
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.stopping import terms_as_interrupts
 from aliceopt.lab.study import Study
-from aliceopt.lab.terminal import stdout_console
+from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.words import counted, rounded
 
 __all__ = [
@@ -239,11 +237,7 @@ def check_experiment(name: str, scale: str) -> None:
 
 def print_experiments() -> None:
     """Names, what they are, and their cost at each scale."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("experiment", "what", "reference"):
-        table.add_column(column, overflow="fold")
-    for scale in SCALES:
-        table.add_column(scale, justify="right")
+    table = new_table("experiment", "what", "reference", *SCALES, words=3)
     for name in EXPERIMENTS:
         scales = scales_of(name)
         plans = {s: experiment_plan(name, s, read=False, check=False) for s in scales}
@@ -271,10 +265,10 @@ def print_experiment(records: Records) -> None:
         console.print(f"figure: {drawn}", markup=False, soft_wrap=True)
 
 
-def print_study(records: Records, target: float | None) -> None:
+def print_study(records: Records) -> None:
     """A study's table and finding, and its report."""
     from aliceopt.lab.report import write_report
     from aliceopt.lab.results.summary import print_summary
 
     write_report(records)  # first, as above
-    print_summary(records.plan, records.runs, stdout_console(), target)
+    print_summary(records.plan, records.runs, stdout_console())

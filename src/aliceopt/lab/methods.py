@@ -11,10 +11,11 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
+from torch.optim import Optimizer
 
 import aliceopt
 from aliceopt import PAPER, Alice
@@ -56,7 +57,6 @@ STEPS: dict[str, dict[str, Any]] = {
 
 LossOf = Callable[[Any, Any], Tensor]
 Step = Callable[[Any, Any], Tensor]
-Maker = Callable[[nn.Module, dict[str, Any], int], "Method"]
 
 
 class Method:
@@ -240,11 +240,6 @@ class ScheduleFreeMethod(Method):
                 optimizer.train()
 
 
-def _make_alice(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    options = {"seed": seed, **options}
-    return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
-
-
 def _resolved(options: Mapping[str, Any]) -> dict[str, Any]:
     """Alice's own options from those of a plan: ``step``, then ``terms``, then what is given.
 
@@ -260,35 +255,21 @@ def _resolved(options: Mapping[str, Any]) -> dict[str, Any]:
     return found | {k: v for k, v in options.items() if k not in ("step", "terms")}
 
 
-def _make_torch(kind: Callable[..., Optimizer]) -> Maker:
-    return lambda model, options, seed: Method(model, kind(model.parameters(), **options))
+def _imported(name: str) -> Any:
+    """The optimizer's class; the package it is in may be missing."""
+    module, kind = optimizer_name(name)
+    return getattr(import_module(module), kind)
 
 
-def _make_adahessian(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    from pytorch_optimizer import AdaHessian
-
-    return AdaHessianMethod(model, AdaHessian(model.parameters(), **options))
-
-
-def _make_schedule_free(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    from schedulefree import AdamWScheduleFree
-
-    return ScheduleFreeMethod(model, AdamWScheduleFree(model.parameters(), **options))
-
-
-def _make_muon(model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    return Method(model, *muon_and_adamw(model, options))
-
-
-_MAKERS: dict[str, tuple[Maker, str]] = {
-    "alice": (_make_alice, "aliceopt:Alice"),
-    "adam": (_make_torch(Adam), "torch.optim:Adam"),
-    "adamw": (_make_torch(AdamW), "torch.optim:AdamW"),
-    "nadamw": (_make_torch(NAdam), "torch.optim:NAdam"),
-    "sgd": (_make_torch(SGD), "torch.optim:SGD"),
-    "adahessian": (_make_adahessian, "pytorch_optimizer:AdaHessian"),
-    "schedule-free": (_make_schedule_free, "schedulefree:AdamWScheduleFree"),
-    "muon": (_make_muon, "torch.optim:Muon"),
+_KINDS = {
+    "alice": "aliceopt:Alice",
+    "adam": "torch.optim:Adam",
+    "adamw": "torch.optim:AdamW",
+    "nadamw": "torch.optim:NAdam",
+    "sgd": "torch.optim:SGD",
+    "adahessian": "pytorch_optimizer:AdaHessian",
+    "schedule-free": "schedulefree:AdamWScheduleFree",
+    "muon": "torch.optim:Muon",
 }
 _USUAL: dict[str, dict[str, Any]] = {
     **{name: {"fused": True} for name in ("adam", "adamw", "sgd")},
@@ -296,28 +277,38 @@ _USUAL: dict[str, dict[str, Any]] = {
 }
 """What the lab gives to an optimizer unless a plan says otherwise."""
 _EXTRA = {
-    **{name: {"max_grad_norm"} for name in _MAKERS if name != "adahessian"},
+    **{name: {"max_grad_norm"} for name in _KINDS if name != "adahessian"},
     "alice": {"terms", "step"},
     "muon": {"max_grad_norm", "kernels", "adam_lr", "adam_betas", "adam_weight_decay"},
 }
 """What a plan may give beside the optimizer's own. AdaHessian needs its gradients' graph."""
 
-METHODS = tuple(_MAKERS)
+METHODS = tuple(_KINDS)
 """The optimizers a plan may name."""
 
 
 def make_method(name: str, model: nn.Module, options: Mapping[str, Any], *, seed: int) -> Method:
     """The method of this name for a model, with the options of its optimizer."""
-    if name not in _MAKERS:
+    if name not in _KINDS:
         raise ValueError(f"optimizer must be one of {', '.join(METHODS)}; got {name!r}")
-    maker, _ = _MAKERS[name]
     check_options(name, options)
     norm = None if name == "alice" else options.get("max_grad_norm")  # Alice clips by itself
     if norm is not None and not (isinstance(norm, int | float) and 0 < norm < math.inf):
         raise ValueError(f"max_grad_norm must be a number in (0, inf), got {norm!r}")
-    method = maker(model, arguments(name, options), seed)
+    method = _made(name, model, arguments(name, options), seed)
     method.max_grad_norm = norm
     return method
+
+
+def _made(name: str, model: nn.Module, options: dict[str, Any], seed: int) -> Method:
+    if name == "alice":
+        options = {"seed": seed, **options}
+        return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
+    if name == "muon":
+        return Method(model, *muon_and_adamw(model, options))
+    kinds: dict[str, type[Method]]
+    kinds = {"adahessian": AdaHessianMethod, "schedule-free": ScheduleFreeMethod}
+    return kinds.get(name, Method)(model, _imported(name)(model.parameters(), **options))
 
 
 def arguments(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,15 +322,14 @@ def arguments(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def optimizer_name(name: str) -> tuple[str, str]:
     """Module and class of the optimizer that a plan calls by this name."""
-    module, _, attribute = _MAKERS[name][1].partition(":")
-    return module, attribute
+    module, _, kind = _KINDS[name].partition(":")
+    return module, kind
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Refuse an option that the optimizer does not have."""
-    module, attribute = optimizer_name(name)
     try:
-        made = getattr(__import__(module, fromlist=[attribute]), attribute)
+        made = _imported(name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"optimizer {name!r} needs the package {error.name}: pip install 'aliceopt[lab]'"

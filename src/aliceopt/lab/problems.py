@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ def build_problem(source: Source, seed: int) -> Problem:
     if name not in MODELS:
         raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
     seed_all(seed)
-    model = _twinned(MODELS[name](loaded, given, options), source.twin)
+    model = _twinned(MODELS[name](loaded, options), source.twin)
     return Problem(
         model=model,
         loss=getattr(model, "loss", nn.functional.cross_entropy),
@@ -51,44 +52,19 @@ def _twinned(model: nn.Module, activation: str | None) -> nn.Module:
     return model if activation is None else twin(model, activation).model
 
 
-Maker = Callable[[data.Loaded, dict[str, Any], dict[str, Any]], nn.Module]
-
-
-def _resnet18(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    return models.resnet18(loaded.classes, in_channels=loaded.shape[0], **options)
-
-
-def _vit(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    channels, side, _ = loaded.shape
-    return models.vit(loaded.classes, image=side, channels=channels, **options)
-
-
-def _tensorised(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    return models.tensorised_transformer(loaded.classes, length=source["length"], **options)
-
-
-def _gpt(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    return models.gpt(loaded.classes, context=loaded.shape[0], **options)
-
-
-def _convnet(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    return models.convnet(loaded.classes, image=loaded.shape, **options)
-
-
-def _mlp(loaded: data.Loaded, source: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    inputs = 1
-    for size in loaded.shape:
-        inputs *= size
+def _mlp(loaded: data.Loaded, options: dict[str, Any]) -> nn.Module:
     hidden = options.pop("hidden", (64, 64))
-    return models.mlp([inputs, *hidden, loaded.classes], **options)
+    return models.mlp([math.prod(loaded.shape), *hidden, loaded.classes], **options)
 
 
-MODELS: dict[str, Maker] = {
-    "resnet18": _resnet18,
-    "vit": _vit,
-    "tensorised-transformer": _tensorised,
-    "gpt": _gpt,
-    "convnet": _convnet,
+MODELS: dict[str, Callable[[data.Loaded, dict[str, Any]], nn.Module]] = {
+    "resnet18": lambda it, o: models.resnet18(it.classes, in_channels=it.shape[0], **o),
+    "vit": lambda it, o: models.vit(it.classes, image=it.shape[1], channels=it.shape[0], **o),
+    "tensorised-transformer": lambda it, o: models.tensorised_transformer(
+        it.classes, length=it.shape[0], **o
+    ),
+    "gpt": lambda it, o: models.gpt(it.classes, context=it.shape[0], **o),
+    "convnet": lambda it, o: models.convnet(it.classes, image=it.shape, **o),
     "mlp": _mlp,
 }
-"""Networks by the names that plans use; sizes that the data decides are filled in."""
+"""Networks by the names that plans use, from data and options; data decides some of the sizes."""

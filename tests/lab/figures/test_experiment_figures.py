@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from aliceopt.lab.figures import draw_experiment
-from aliceopt.lab.figures.limit import draw_limit
+from aliceopt.lab.figures.columns import draw_limit, draw_terms
 from aliceopt.lab.figures.methods import draw_methods
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.figures.power_law import draw_power_law
-from aliceopt.lab.figures.terms import draw_terms
 from aliceopt.lab.records import RecordError, read_records, read_runs
 from experiment_records import BLOCKS, exponent, near_paper, write_records
 from figure_checks import assert_legible

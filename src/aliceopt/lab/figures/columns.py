@@ -1,7 +1,8 @@
-"""Experiments that compare curvature terms in two settings: one column of curves a setting."""
+"""Figures 4 and 5: curvature terms compared in two settings, one column of curves a setting."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ from aliceopt.lab.figures.outcomes import Row, look_of_terms
 from aliceopt.lab.records import Records
 from aliceopt.lab.spec import PlannedMethod
 
-__all__ = ["draw_columns"]
+__all__ = ["draw_limit", "draw_terms"]
+
+_STEPS = {
+    "full": ("a) Full quasi-Newton steps", "full"),
+    "naq": ("b) NAQ steps", "NAQ"),
+}
 
 TERM_NAMES = {
     "glass": "glass",
@@ -22,13 +28,37 @@ TERM_NAMES = {
 }
 
 
-def draw_columns(
-    records: Records, target: Path, name_of: Callable[[PlannedMethod], tuple[str, str]]
+def draw_terms(records: Records, out: str | os.PathLike[str]) -> Path:
+    """Draw Figure 4 to ``out``: which terms help, a column for each kind of step.
+
+    Above, validation during training; below, final results by terms beside the paper's.
+    """
+    outcomes.check_kind(records, "terms")
+    other = ("Other methods", "")
+    return _draw(records, out, lambda method: _STEPS.get(method.step or "", other))
+
+
+def draw_limit(records: Records, out: str | os.PathLike[str]) -> Path:
+    """Draw Figure 5 to ``out``: the same with a column for each lambda_max (`lr`)."""
+    outcomes.check_kind(records, "limit")
+
+    def bound_of(method: PlannedMethod) -> tuple[str, str]:
+        text = "default" if method.lr is None else f"{method.lr:g}"
+        return f"\u03bb max = {text}", text
+
+    return _draw(records, out, bound_of)
+
+
+def _draw(
+    records: Records,
+    out: str | os.PathLike[str],
+    name_of: Callable[[PlannedMethod], tuple[str, str]],
 ) -> Path:
     """Curves above, one column for each setting, and all results below.
 
     ``name_of`` gives a method's setting, as the title of a column and as a word for a row.
     """
+    target = style.checked_path(out)
     groups: dict[str, list[Row]] = {}
     for key, method in records.plan.methods.items():
         title, word = name_of(method)

@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from aliceopt.lab.figures.limit import draw_limit
+from aliceopt.lab.figures.columns import draw_limit, draw_terms
 from aliceopt.lab.figures.methods import draw_methods
 from aliceopt.lab.figures.power_law import draw_power_law
-from aliceopt.lab.figures.terms import draw_terms
 from aliceopt.lab.records import RecordError, Records
 
 __all__ = ["FIGURES", "draw_experiment"]

@@ -231,14 +231,11 @@ def lead(results: Sequence[Result], first: str, second: str, sparsity: float) ->
 
 def as_table(rows: Rows) -> Table:
     """For a terminal."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(rows[0][0], overflow="fold")
-    for head in rows[0][1:]:
-        table.add_column(head, justify="right")
+    from aliceopt.lab.terminal import new_table
+
+    table = new_table(*rows[0])
     for row in rows[1:]:
         table.add_row(*map(Text, row))
     return table

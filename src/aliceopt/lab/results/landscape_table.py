@@ -49,13 +49,9 @@ def at_small_end(rungs: Rungs) -> Estimate:
 
 def landscape_table(views: Sequence[View]) -> Table:
     """A row a block, for every network and kind of batches."""
-    from rich import box
-    from rich.table import Table
+    from aliceopt.lab.terminal import new_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("block", overflow="fold")
-    for head in ("exponent p", "from radius", "glass share", "crossover"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = new_table("block", "exponent p", "from radius", "glass share", "crossover")
     table.add_column("verdict", no_wrap=True)
     for view in views:
         table.add_section()
@@ -75,14 +71,9 @@ def landscape_table(views: Sequence[View]) -> Table:
 
 def bounds_table(views: Sequence[View]) -> Table:
     """A row a kind of direction: how often the bound fails, and rise over bound, by form."""
-    from rich import box
-    from rich.table import Table
+    from aliceopt.lab.terminal import new_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("move", overflow="fold")
-    table.add_column("radius", justify="right", no_wrap=True)
-    for form in FORMS:
-        table.add_column(form, justify="right", no_wrap=True)
+    table = new_table("move", "radius", *FORMS)
     for view in views:
         table.add_section()
         table.add_row(f"{view.network}, {view.part} batches", style="bold")

@@ -62,8 +62,6 @@ class MethodSummary:
     method: str
     label: str
     family: str
-    terms: str | None
-    step: str | None
     counts: Mapping[str, int]
     mean: float | None
     low: float | None
@@ -217,8 +215,6 @@ def _summarize_method(
         method=method,
         label=about.label,
         family=about.family,
-        terms=about.terms,
-        step=about.step,
         counts={state: sum(outcome(run) == state for run in runs) for state in _STATES},
         mean=fmean(values) if values else None,
         low=min(values, default=None),
@@ -251,12 +247,7 @@ def _median(values: Sequence[float]) -> float | None:
     return middle if math.isfinite(middle) else None
 
 
-def print_summary(
-    plan: Plan,
-    runs: Sequence[RunRecord],
-    console: Console,
-    target: float | None = None,
-) -> None:
+def print_summary(plan: Plan, runs: Sequence[RunRecord], console: Console) -> None:
     """The table of results and the finding, for a terminal."""
     from rich.padding import Padding
     from rich.table import Table
@@ -264,7 +255,7 @@ def print_summary(
 
     from aliceopt.lab.results.finding import find
 
-    summary = summarize(plan, runs, target)
+    summary = summarize(plan, runs)
     metric, seeds = plan.metric, counted(len(plan.seeds), "seed")
     judged = f"Final validation {metric} over {seeds} ({plan.better} is better)"
     console.print(Text(f"{judged}; costs are medians"))
