@@ -17,6 +17,7 @@ from torch import nn
 
 from aliceopt import Alice
 from aliceopt.cli.folders import clear
+from aliceopt.lab import records
 from aliceopt.lab.carry_out import paces
 from aliceopt.lab.methods import make_method, period
 from aliceopt.lab.pace import measured_paces
@@ -77,6 +78,24 @@ def test_all_methods_of_a_seed_start_alike_and_see_the_same_batches(tmp_path):
         starts.setdefault(run.seed, set()).add(run.evaluations[0]["loss"])
     assert [len(values) for values in starts.values()] == [1, 1]
     assert starts[0] != starts[1]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_journals_are_read_when_a_study_begins_and_when_it_ends(resume, monkeypatch):
+    """And at no other time: table, finding, report and exit code share what was read."""
+    grid = ("study", "--terms", "", "--baselines", "adam", "--seeds", 1, "--epochs", 0.1)
+    command = (*grid, "--tune", 1, "--workers", 1, "--device", "cpu")
+    if resume:
+        assert aliceopt(*command).exit_code == 0
+    read, seen = records._read_run, []
+
+    def counted(path, run):
+        seen.append(path.relative_to("runs/study-digits"))
+        return read(path, run)
+
+    monkeypatch.setattr(records, "_read_run", counted)
+    assert aliceopt(*command, *(["--resume"] if resume else [])).exit_code == 0
+    assert seen == [Path("adam/seed-0/records.jsonl")] * 2
 
 
 def test_a_study_does_not_go_on_with_less_than_it_has(tmp_path):

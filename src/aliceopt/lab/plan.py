@@ -97,28 +97,24 @@ def experiment_plan(
         raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")
     if root is not None:
         settings["data"]["root"] = str(root)
-    metric = settings["metric"]
-    if metric not in METRICS:
-        raise PlanError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
+    about = _about(name, scale, settings)
     size = _training(settings["train"]).batch_size
     if size is None:
         raise PlanError("train needs a batch_size")
-    return plan_of(
-        LabProblem(settings["model"], settings["data"], size, metric),
-        settings,
-        chosen,
-        _batches(settings, size, read),
-        check=check,
-        kind="experiment",
-        name=name,
-        scale=scale,
-        title=settings["title"],
-        figure=settings["figure"],
-        metric=metric,
-        better=METRICS[metric],
-        reference=settings.get("paper", ""),
-        official_data=settings_of(name, scales_of(name)[0])["data"]["name"],
-    )
+    problem = LabProblem(settings["model"], settings["data"], size, settings["metric"])
+    batches = _batches(settings, size, read)
+    return plan_of(problem, settings, chosen, batches, check=check, **about)
+
+
+def _about(name: str, scale: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    metric = settings["metric"]
+    if metric not in METRICS:
+        raise PlanError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
+    about = {"kind": "experiment", "name": name, "scale": scale, "better": METRICS[metric]}
+    about |= {key: settings[key] for key in ("title", "figure", "metric")}
+    about["reference"] = settings.get("paper", "")
+    about["official_data"] = settings_of(name, scales_of(name)[0])["data"]["name"]
+    return about
 
 
 def _methods(known: Mapping[str, Any], wanted: Iterable[str] | None) -> dict[str, Any]:

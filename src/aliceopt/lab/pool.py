@@ -94,7 +94,7 @@ class Left:
 def outstanding(plan: Plan, folder: Path, *, resume: bool) -> Left:
     """What is to be done; what the folder holds already must belong to the same plan."""
     there = _there(folder)
-    records, others = _found(plan, there, folder)
+    records, others = read_runs(folder, plan), _others(plan, there, folder)
     begun = [record for record in records if record.status != "missing"]
     if there is not None and (begun or any(record.status != "missing" for record in others)):
         if (there.kind, there.name, there.scale) != (plan.kind, plan.name, plan.scale):
@@ -123,21 +123,20 @@ def refuse_fewer(plan: Plan, folder: Path) -> None:
     """
     there = _there(folder)
     if there is not None and there.kind == plan.kind:
-        _refuse_left_out(plan, _found(plan, there, folder)[1], folder)
+        _refuse_left_out(plan, _others(plan, there, folder), folder)
 
 
 def _there(folder: Path) -> Plan | None:
     return read_plan(folder) if (folder / "plan.json").exists() else None
 
 
-def _found(plan: Plan, there: Plan | None, folder: Path) -> tuple[list[RunRecord], list[RunRecord]]:
-    """The records of a plan, and those of other runs that the plan in the folder names."""
+def _others(plan: Plan, there: Plan | None, folder: Path) -> list[RunRecord]:
+    """The records of runs that the plan in the folder names and this one does not."""
+    if there is None:
+        return []
     named = {(run.method, run.seed) for run in plan.runs}
-    others: list[RunRecord] = []
-    if there is not None:
-        runs = [run for run in there.runs if (run.method, run.seed) not in named]
-        others = read_runs(folder, replace(there, runs=runs))
-    return read_runs(folder, plan), others
+    runs = [run for run in there.runs if (run.method, run.seed) not in named]
+    return read_runs(folder, replace(there, runs=runs))
 
 
 def _refuse_left_out(plan: Plan, others: Sequence[RunRecord], folder: Path) -> None:
