@@ -300,7 +300,7 @@ def test_gradients_are_clipped_if_asked_to(name):
 
 @pytest.mark.parametrize("norm", [0, -1.0, float("inf"), "1"])
 def test_a_norm_to_clip_to_that_is_none_is_refused(norm):
-    with pytest.raises(ValueError, match=r"max_grad_norm must be a number in \(0, inf\), got"):
+    with pytest.raises(ValueError, match="max_grad_norm must be a number > 0, got"):
         make_method("adamw", network(), {"max_grad_norm": norm}, seed=0)
     with pytest.raises(ValueError, match="'adahessian' has no option 'max_grad_norm'"):
         make_method("adahessian", network(), {"max_grad_norm": 1.0}, seed=0)

@@ -356,7 +356,7 @@ def test_steps_and_epochs_replace_each_other():
         ("methods.adam.schedule=0.1", "methods.adam.schedule must be a table, got 0.1"),
         ("methods.adam.schedule={shape = 'x'}", "method adam: schedule.shape must be one of"),
         ("train=5", "'train' is a table"),
-        ("seeds=0", "seeds must be a whole number from 1 to 10000, got 0"),
+        ("seeds=0", "seeds must be a whole number from 1 to 10,000, got 0"),
         ("seeds=[1, 1]", "different whole numbers"),
         ("seeds=[-1]", "different whole numbers >= 0"),
         ("seeds=[]", "different whole numbers"),

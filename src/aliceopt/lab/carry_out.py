@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import os
 import shlex
 import sys
@@ -35,6 +34,7 @@ from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.stopping import terms_as_interrupts
 from aliceopt.lab.study import Study
 from aliceopt.lab.terminal import new_table, stdout_console
+from aliceopt.lab.typed import Count, Positive, checked
 from aliceopt.lab.words import counted, rounded
 
 __all__ = [
@@ -81,8 +81,8 @@ def check_launcher(launcher: str, device: str, workers: int | None) -> None:
     """Refuse what cannot train here, before anything is planned or read."""
     if launcher not in LAUNCHERS:
         raise PlanError(f"--launcher must be one of {', '.join(LAUNCHERS)}; got {launcher!r}")
-    if workers is not None and workers < 1:
-        raise PlanError(f"--workers must be a whole number >= 1, got {workers}")
+    if workers is not None:
+        checked(Count, workers, "--workers")
     if launcher == "local" and not _under_torchrun():
         devices(device)
 
@@ -150,9 +150,9 @@ class How:
 
 def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> tuple[Records, bool]:
     """Run what is left of a plan, showing how it goes; False if it was interrupted."""
-    if how.minutes is not None and not 0 < how.minutes < math.inf:
-        raise PlanError(f"--minutes must be a number > 0, got {how.minutes:g}")
-    deadline = None if how.minutes is None else time.time() + 60 * how.minutes
+    deadline = None
+    if how.minutes is not None:
+        deadline = time.time() + 60 * checked(Positive, how.minutes, "--minutes")
     if how.tensorboard:
         importlib.import_module("torch.utils.tensorboard")  # if missing, told before any run
     plan = replace(plan, command=command())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -22,6 +21,7 @@ from aliceopt import PAPER, Alice
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.captured import GraphStep, is_capturable
 from aliceopt.lab.muon import muon_and_adamw
+from aliceopt.lab.typed import Positive, checked, whole
 from aliceopt.options import has_curvature
 
 __all__ = [
@@ -293,8 +293,8 @@ def make_method(name: str, model: nn.Module, options: Mapping[str, Any], *, seed
         raise ValueError(f"optimizer must be one of {', '.join(METHODS)}; got {name!r}")
     check_options(name, options)
     norm = None if name == "alice" else options.get("max_grad_norm")  # Alice clips by itself
-    if norm is not None and not (isinstance(norm, int | float) and 0 < norm < math.inf):
-        raise ValueError(f"max_grad_norm must be a number in (0, inf), got {norm!r}")
+    if norm is not None:
+        checked(Positive, norm, "max_grad_norm")
     method = _made(name, model, arguments(name, options), seed)
     method.max_grad_norm = norm
     return method
@@ -373,7 +373,4 @@ def _quick_steps(name: str, options: Mapping[str, Any]) -> int | None:
     chosen = {**TERMS["none"], "quick_steps": 3, **_resolved(options)}
     if not has_curvature(chosen):
         return None
-    quick = chosen["quick_steps"]
-    if not isinstance(quick, int) or isinstance(quick, bool) or quick < 0:
-        raise ValueError(f"quick_steps must be a whole number >= 0, got {quick!r}")
-    return quick
+    return int(checked(whole(0), chosen["quick_steps"], "quick_steps"))

@@ -30,7 +30,7 @@ from aliceopt.lab.spec import (
     Source,
     checked_precision,
 )
-from aliceopt.lab.typed import from_json
+from aliceopt.lab.typed import checked, from_json, whole
 
 __all__ = [
     "EXPERIMENTS",
@@ -245,13 +245,14 @@ def _training(
 
 def _seeds(seeds: Any) -> list[int]:
     if isinstance(seeds, list):
-        whole = all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds)
-        if not seeds or not whole or len(set(seeds)) < len(seeds):
+        fine = all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds)
+        if not seeds or not fine or len(set(seeds)) < len(seeds):
             raise PlanError(f"seeds must be different whole numbers >= 0, got {seeds!r}")
         return seeds
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= 10_000:
-        raise PlanError(f"seeds must be a whole number from 1 to 10000, got {seeds!r}")
-    return list(range(seeds))
+    try:
+        return list(range(checked(whole(1, 10_000), seeds, "seeds")))
+    except ValueError as error:
+        raise PlanError(str(error)) from error
 
 
 def _batches(settings: Mapping[str, Any], size: int, read: bool) -> int:

@@ -7,7 +7,6 @@ seconds.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -27,6 +26,7 @@ from aliceopt.lab.spec import (
     UserProblem,
     checked_precision,
 )
+from aliceopt.lab.typed import Positive, checked, whole
 
 __all__ = [
     "BASELINES",
@@ -157,6 +157,14 @@ def study_plan(
     and tried, so that what is wrong with it is told at once.
     """
     _check_choices(budget, limit, tune)
+    for flag, value, kind in (
+        ("--seeds", seeds, whole(1, 10_000)),
+        ("--epochs", epochs, Positive),
+        ("--lr", lr, Positive),
+        ("--quick-steps", quick_steps, whole(0)),
+    ):
+        if value is not None:
+            checked(kind, value, flag)
     if epochs is not None and seconds_of(budget) is not None:
         raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
     settings = _settings(seeds, epochs, limit, quick_steps)
@@ -204,13 +212,6 @@ def _check_choices(budget: str, limit: str, tune: int) -> None:
 def _settings(
     seeds: int | None, epochs: float | None, limit: str, quick_steps: int | None
 ) -> dict[str, Any]:
-    for flag, value, fits, what in (
-        ("--seeds", seeds, _is_whole(seeds, 1, 10_000), "a whole number from 1 to 10,000"),
-        ("--epochs", epochs, _is_positive(epochs), "a number > 0"),
-        ("--quick-steps", quick_steps, _is_whole(quick_steps, 0), "a whole number >= 0"),
-    ):
-        if value is not None and not fits:
-            raise PlanError(f"{flag} must be {what}, got {value!r}")
     settings = {**SETTINGS, "train": dict(SETTINGS["train"])}
     settings["alice"] = {**SETTINGS["alice"], "limit": limit}
     if seeds is not None:
@@ -222,18 +223,8 @@ def _settings(
     return settings
 
 
-def _is_whole(value: object, least: int, most: float = math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_positive(value: float | None) -> bool:
-    return isinstance(value, int | float) and 0 < value < math.inf
-
-
 def _alice_rates(limit: str, lr: float | None) -> dict[str, float]:
     """Middle rates by kind of step; a given one is for NAQ, that of full steps in proportion."""
-    if lr is not None and not _is_positive(lr):
-        raise PlanError(f"--lr must be a number > 0, got {lr!r}")
     usual: dict[str, float] = SETTINGS["rates"][limit]
     scale = 1.0 if lr is None else lr / usual["naq"]
     return {step: rate * scale for step, rate in usual.items()}

@@ -19,7 +19,17 @@ from typing import (
     get_type_hints,
 )
 
-__all__ = ["UNLESS_NONE", "Count", "FieldError", "Positive", "check", "from_json", "to_json"]
+__all__ = [
+    "UNLESS_NONE",
+    "Count",
+    "FieldError",
+    "Positive",
+    "check",
+    "checked",
+    "from_json",
+    "to_json",
+    "whole",
+]
 
 T = TypeVar("T")
 
@@ -47,6 +57,12 @@ class Rule(NamedTuple):
 
 Count = Annotated[int, Rule(">= 1", lambda value: value >= 1)]
 Positive = Annotated[float, Rule("> 0", lambda value: 0 < value < math.inf)]
+
+
+def whole(least: int, most: float = math.inf) -> Any:
+    """The type of whole numbers in a range, for `checked`."""
+    words = f">= {least}" if most == math.inf else f"from {least} to {most:,}"
+    return Annotated[int, Rule(words, lambda value: least <= value <= most)]
 
 
 class FieldError(ValueError):
@@ -78,7 +94,7 @@ def from_json(kind: type[T], value: object, name: str = "") -> T:
     Traceback (most recent call last):
     aliceopt.lab.typed.FieldError: place.step must be a whole number, got 2.5
     """
-    read: T = _read(kind, value, name)
+    read: T = checked(kind, value, name)
     return read
 
 
@@ -86,19 +102,25 @@ def check(made: Any) -> None:
     """Refuse a dataclass with a field that does not hold what its type says."""
     kind_of: Any = type(made)
     for name, (kind, _) in _fields(kind_of).items():
-        _read(kind, getattr(made, name), name)
+        checked(kind, getattr(made, name), name)
 
 
-def _read(kind: Any, value: Any, name: str) -> Any:
-    whole, parts = _taken_apart(kind)
-    if whole in (Union, UnionType):
-        return _read(_nearest(parts, value), value, name)
-    if dataclasses.is_dataclass(whole) and isinstance(value, Mapping):
-        return _made(whole, value, name)
-    if whole is dict and isinstance(value, dict):
-        return {key: _read(parts[1], item, f"{name}.{key}") for key, item in value.items()}
-    if whole in (list, tuple) and isinstance(value, list | tuple):
-        return whole(_read(parts[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+def checked(kind: Any, value: Any, name: str) -> Any:
+    """A value of any type, read as JSON has it; refused by ``name`` if it does not fit.
+
+    >>> checked(Positive, -1, "--lr")
+    Traceback (most recent call last):
+    aliceopt.lab.typed.FieldError: --lr must be a number > 0, got -1
+    """
+    outer, parts = _taken_apart(kind)
+    if outer in (Union, UnionType):
+        return checked(_nearest(parts, value), value, name)
+    if dataclasses.is_dataclass(outer) and isinstance(value, Mapping):
+        return _made(outer, value, name)
+    if outer is dict and isinstance(value, dict):
+        return {key: checked(parts[1], item, f"{name}.{key}") for key, item in value.items()}
+    if outer in (list, tuple) and isinstance(value, list | tuple):
+        return outer(checked(parts[0], item, f"{name}[{i}]") for i, item in enumerate(value))
     if not _fits(kind, value):
         shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:80]}..."
         raise FieldError(f"{name or 'it'} must be {_in_words(kind)}, got {shown}")
@@ -110,14 +132,14 @@ def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    whole, parts = _taken_apart(kind)
-    if whole is Annotated:
+    outer, parts = _taken_apart(kind)
+    if outer is Annotated:
         return _fits(parts[0], value) and parts[1].holds(value)
-    if whole is Literal:
+    if outer is Literal:
         return any(value is part or (isinstance(part, str) and value == part) for part in parts)
-    if whole is Any or isinstance(value, bool):
-        return bool(whole in (Any, bool))
-    return isinstance(value, int | float if whole is float else whole)
+    if outer is Any or isinstance(value, bool):
+        return bool(outer in (Any, bool))
+    return isinstance(value, int | float if outer is float else outer)
 
 
 def _nearest(kinds: tuple[Any, ...], value: Any) -> Any:
@@ -137,7 +159,7 @@ def _made(kind: Any, value: Mapping[str, Any], name: str) -> Any:
     for key, (_, needed) in known.items():
         if needed and key not in value:
             raise FieldError(f"{prefix}{key} is missing")
-    read = {key: _read(known[key][0], item, f"{prefix}{key}") for key, item in value.items()}
+    read = {key: checked(known[key][0], item, f"{prefix}{key}") for key, item in value.items()}
     try:
         return kind(**read)
     except ValueError as error:
@@ -156,9 +178,9 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _in_words(kind: Any) -> str:
-    whole, parts = _taken_apart(kind)
-    if whole is Annotated:
+    outer, parts = _taken_apart(kind)
+    if outer is Annotated:
         return f"{_in_words(parts[0])} {parts[1].words}"
-    if whole is Literal:
+    if outer is Literal:
         return " or ".join(str(part) for part in parts)
-    return "a table" if dataclasses.is_dataclass(whole) else _WORDS[whole]
+    return "a table" if dataclasses.is_dataclass(outer) else _WORDS[outer]

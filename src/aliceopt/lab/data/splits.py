@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 
 from aliceopt.lab.data.augment import Augmentation
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_host
+from aliceopt.lab.typed import Count, checked
 
 _EPOCHS_KEPT = 4  # runs with several seeds may take turns on one split
 
@@ -57,16 +58,15 @@ def generator_for(*key: int) -> torch.Generator:
 
 
 def _checked_batch_size(batch_size: object, count: int, what: str) -> int:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
+    size: int = checked(Count, batch_size, "batch_size")
     if count == 0:
         raise ValueError(f"the data is empty: 0 {what}")
-    if batch_size > count:
+    if size > count:
         raise ValueError(
-            f"batch_size {batch_size} is larger than the data, {count} {what}: "
+            f"batch_size {size} is larger than the data, {count} {what}: "
             f"choose a batch_size of at most {count}"
         )
-    return batch_size
+    return size
 
 
 def _on(tensor: Tensor, device: torch.device) -> Tensor:
@@ -207,8 +207,7 @@ class Tokens:
             raise ValueError(
                 f"ids must be one row of whole numbers, got {kind} {tuple(self.ids.shape)}"
             )
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise ValueError(f"length must be a whole number >= 1, got {length!r}")
+        checked(Count, length, "length")
         # The last window must end inside the text even from the largest offset, length - 1.
         self._windows = max(0, (len(self.ids) - length) // length)
         what = f"windows of {length} tokens in {len(self.ids)} tokens"

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from aliceopt.lab.typed import checked, whole
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
@@ -44,8 +46,7 @@ def require_switch(**values: Any) -> None:
 def require_whole(least: int = 1, **values: Any) -> None:
     """Raise ``ValueError`` unless each named value is a whole number of at least ``least``."""
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        checked(whole(least), value, name)
 
 
 def require_whole_each(name: str, values: Any, *, least_count: int = 1) -> tuple[int, ...]:
