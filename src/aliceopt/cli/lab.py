@@ -127,11 +127,11 @@ def _run_one(
 ) -> None:
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.plan import experiment_plan
+    from aliceopt.lab.plan import experiment_plan, settings_of
 
     folder = default_folder(name, scale) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
-        carry_out.check_experiment(name, scale)
+        settings_of(name, scale)  # refuses a name or scale that there is not
         by_whom = manner.launcher, manner.device, manner.workers
         carry_out.check_launcher(*by_whom)
         if not manner.dry_run:

@@ -41,7 +41,6 @@ __all__ = [
     "LAUNCHERS",
     "How",
     "carry_out",
-    "check_experiment",
     "check_launcher",
     "command",
     "data_root",
@@ -207,15 +206,14 @@ def data_root(
 
     At smoke scale small sets are generated where none is given, if they are to be made.
     """
-    check_experiment(experiment, scale)
+    settings = settings_of(experiment, scale)  # refuses a name or scale that there is not
     if given is not None:
         if not given.is_dir():
             raise PlanError(f"--data: there is no folder {str(given)!r}")
         return given.resolve()
     if scale != "smoke" or not make:
         return None
-    name = settings_of(experiment, scale)["data"]["name"]
-    made: Path = generate.write(name, (folder / "data").resolve())
+    made: Path = generate.write(settings["data"]["name"], (folder / "data").resolve())
     return made
 
 
@@ -228,11 +226,6 @@ def with_data(plan: Plan) -> Plan:
 
 
 # ---- showing -----------------------------------------------------------------------------------
-
-
-def check_experiment(name: str, scale: str) -> None:
-    """Refuse a name or a scale that there is not."""
-    settings_of(name, scale)
 
 
 def print_experiments() -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "EXPERIMENTS",
     "FAMILIES",
     "SCALES",
+    "TERM_NAMES",
     "PlanError",
     "choose",
     "experiment_plan",
@@ -56,7 +57,7 @@ SCALES = ("paper", "long", "lab", "smoke")
 """The first is for the paper's experiments, the second for the others: see `scales_of`."""
 
 _ABOUT_METHODS = ("label", "optimizer", "paper", "schedule", "epochs")
-_TERM_NAMES = {"none": "no curvature", "glass+abs": "glass + abs", "glass+signed": "glass + signed"}
+TERM_NAMES = {"none": "no curvature", "glass+abs": "glass + abs", "glass+signed": "glass + signed"}
 
 
 class PlanError(ValueError):
@@ -229,7 +230,7 @@ def label_of(options: Mapping[str, Any]) -> str:
     """A name for Alice with these options."""
     step = {"naq": "NAQ", "full": "full"}.get(options.get("step") or "", "")
     terms = options.get("terms", "glass+abs" if step else "none")
-    return f"Alice, {_TERM_NAMES.get(terms, terms)}, {step}".rstrip(", ")
+    return f"Alice, {TERM_NAMES.get(terms, terms)}, {step}".rstrip(", ")
 
 
 def _training(

@@ -9,6 +9,7 @@ from typing import Any
 
 from aliceopt.lab.figures import outcomes, style
 from aliceopt.lab.figures.outcomes import Row, look_of_terms
+from aliceopt.lab.plan import TERM_NAMES
 from aliceopt.lab.records import Records
 from aliceopt.lab.spec import PlannedMethod
 
@@ -17,14 +18,6 @@ __all__ = ["draw_limit", "draw_terms"]
 _STEPS = {
     "full": ("a) Full quasi-Newton steps", "full"),
     "naq": ("b) NAQ steps", "NAQ"),
-}
-
-TERM_NAMES = {
-    "glass": "glass",
-    "abs": "abs",
-    "glass+abs": "glass + abs",
-    "glass+signed": "glass + signed",
-    "none": "no curvature",
 }
 
 
@@ -84,7 +77,7 @@ def _draw(
             else:
                 axes.legend(handlelength=2.2, borderaxespad=0.1)
         outcomes.focus([mosaic[f"curves {i}"] for i in range(len(groups))], records)
-        outcomes.draw_results(figure, mosaic, records, rows)
+        outcomes.draw_results(mosaic, records, rows)
     return outcomes.finish(figure, records, target, "Small dots: single runs.")
 
 

@@ -45,7 +45,7 @@ def draw_methods(records: Records, out: str | os.PathLike[str]) -> Path:
         mosaic["curves"].legend(
             loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=columns, handlelength=4.0
         )
-        outcomes.draw_results(figure, mosaic, records, _with_costs(records, plain))
+        outcomes.draw_results(mosaic, records, _with_costs(records, plain))
     note = "Under each method: gradients and seconds of a run, medians. Small dots: single runs."
     return outcomes.finish(figure, records, target, note)
 

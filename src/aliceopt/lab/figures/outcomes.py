@@ -177,7 +177,7 @@ def _ticks(count: int) -> MaxNLocator:
 # ---- results ---------------------------------------------------------------------------------
 
 
-def draw_results(figure: Figure, mosaic: Mapping[str, Axes], records: Records, rows: Any) -> None:
+def draw_results(mosaic: Mapping[str, Axes], records: Records, rows: Sequence[Row]) -> None:
     """Ours in ``mosaic["ours"]`` and, where there is such a panel, the paper's beside it."""
     draw_finals(mosaic["ours"], records, rows)
     if "paper" not in mosaic:

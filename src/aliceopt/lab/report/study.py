@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aliceopt.lab.records import Records, RunRecord, read_records
 from aliceopt.lab.report.page import data_uri, write_page
@@ -42,7 +41,7 @@ from aliceopt.lab.results.summary import (
     summarize,
 )
 from aliceopt.lab.results.table import unique_labels
-from aliceopt.lab.spec import LabProblem, Plan, Schedule, UserProblem
+from aliceopt.lab.spec import LabProblem, Plan, UserProblem
 from aliceopt.lab.words import counted, settings_in_words, training_in_words
 
 __all__ = ["write_report"]
@@ -160,15 +159,18 @@ def _setting(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> dict[st
     """How it was run; what is unknown is empty."""
     starts = [run.start for run in runs if run.start]
     steps = sorted({run.steps for run in plan.runs})
+    known = "; generated data, which say nothing about the real set"
+    generated = known if is_generated(plan, runs) else ""
+    schedules = {run.label: run.ran.training.schedule for run in runs if run.ran is not None}
     model = plan.problem.model if isinstance(plan.problem, LabProblem) else {}
     return {
         "Command": plan.command,
         "Problem": str(plan.problem),
-        "Data": data_note(plan, runs) + _generated(plan, runs),
+        "Data": data_note(plan, runs) + generated,
         "Model": settings_in_words(model),
         "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
         "Budget": f"{_range(steps)} steps a run, {_budget(plan)}",
-        "Training": training_in_words(plan.training, _schedules(runs)),
+        "Training": training_in_words(plan.training, schedules),
         "Learning rates": f"{_rates(plan)}; see below",
         "Seeds": ", ".join(map(str, plan.seeds)),
         "Versions": _unique(settings_in_words(s.get("versions") or {}) for s in starts),
@@ -187,11 +189,6 @@ def _budget(plan: Plan) -> str:
     return f"as many as fit into {budget}, by timing a few first ({span} ms a step)"
 
 
-def _schedules(runs: Sequence[RunRecord]) -> dict[str, Schedule]:
-    """The schedule of every method that has begun, by its label."""
-    return {run.label: run.ran.training.schedule for run in runs if run.ran is not None}
-
-
 def _rates(plan: Plan) -> str:
     tuned = plan.tuned
     if tuned:
@@ -204,19 +201,13 @@ def _rates(plan: Plan) -> str:
     return "not tuned: each method's usual one"
 
 
-def _generated(plan: Plan, runs: Sequence[RunRecord]) -> str:
-    return (
-        "; generated data, which say nothing about the real set" if is_generated(plan, runs) else ""
-    )
-
-
 def _range(numbers: Sequence[int]) -> str:
     if not numbers:
         return "no"
     return " to ".join(show_count(n) for n in dict.fromkeys((numbers[0], numbers[-1])))
 
 
-def _unique(values: Any) -> str:
+def _unique(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(v for v in values if v))
 
 
