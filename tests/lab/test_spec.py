@@ -164,6 +164,10 @@ def test_the_kept_runs_are_read_and_written_back_to_the_letter(path):
         ),
         ({"training": {"steps": 3, "power_law": {}}}, "run.training.power_law.radius is missing"),
         ({"problem": {"model": {}, "data": {}}}, "run.problem.batch_size is missing"),
+        (
+            {"problem": {"model": {"name": "mlp"}, "data": {}, "batch_size": 8}},
+            "run.problem.data.name is missing",
+        ),
         ({"problem": {"fuction": "x.py:f"}}, "run.problem.fuction is not known"),
         ({"problem": {"function": "x.py:f" * 20, "twin": 5}}, "run.problem.twin must be text"),
     ],

@@ -306,9 +306,15 @@ def _made(name: str, model: nn.Module, options: dict[str, Any], seed: int) -> Me
         return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
     if name == "muon":
         return Method(model, *muon_and_adamw(model, options))
-    kinds: dict[str, type[Method]]
-    kinds = {"adahessian": AdaHessianMethod, "schedule-free": ScheduleFreeMethod}
-    return kinds.get(name, Method)(model, _imported(name)(model.parameters(), **options))
+    if name == "adahessian":
+        from pytorch_optimizer import AdaHessian
+
+        return AdaHessianMethod(model, AdaHessian(model.parameters(), **options))
+    if name == "schedule-free":
+        from schedulefree import AdamWScheduleFree
+
+        return ScheduleFreeMethod(model, AdamWScheduleFree(model.parameters(), **options))
+    return Method(model, _imported(name)(model.parameters(), **options))
 
 
 def arguments(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

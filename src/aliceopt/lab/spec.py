@@ -156,6 +156,11 @@ class LabProblem:
     metric: str = "loss"
     twin: str | None = field(default=None, metadata=UNLESS_NONE)
 
+    def __post_init__(self) -> None:
+        for part in ("model", "data"):
+            if "name" not in getattr(self, part):
+                raise ValueError(f"{part}.name is missing")
+
     def __str__(self) -> str:
         return f"{self.model['name']} on {self.data['name']}"
 
