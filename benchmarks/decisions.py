@@ -34,10 +34,11 @@ import torch
 from scipy.special import betaincinv
 
 from aliceopt.lab.pool import Local, execute
-from aliceopt.lab.records import read_runs
+from aliceopt.lab.records import RunRecord, read_runs
 from aliceopt.lab.results.finding import Finding, find
+from aliceopt.lab.spec import Plan
 from aliceopt.lab.study import study_plan
-from aliceopt.lab.tuning import rounds, tuned
+from aliceopt.lab.tuning import tuned
 
 from . import report
 from .planted import PROBLEMS
@@ -64,9 +65,12 @@ def carried_out(problem: str, number: int, folder: Path, **choices: Any) -> Find
     )
     study = study_plan(f"{file}:problem", **CHOICES | choices)
     place, here = folder / file.stem, Local(workers=1)
-    for tuning in rounds(study, place):
+
+    def carry_out(tuning: Plan) -> list[RunRecord]:
         execute(tuning, place / "tuning", here, resume=True)
-    plan = tuned(study, place)
+        return read_runs(place / "tuning", tuning)
+
+    plan = tuned(study, place, carry_out)
     execute(plan, place, here)
     return find(plan, read_runs(place, plan))
 

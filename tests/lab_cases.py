@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.plan import plan_of
-from aliceopt.lab.records import Journal, run_folder, write_plan
+from aliceopt.lab.records import Journal, RunRecord, read_runs, run_folder, write_plan
 from aliceopt.lab.spec import Plan, Run, Schedule, Training, UserProblem
 from aliceopt.lab.study import Study
-from aliceopt.lab.tuning import rounds
+from aliceopt.lab.tuning import tuned
 
 PROBLEM = '''
 import torch
@@ -93,13 +93,16 @@ def small_plan(file: str, methods: dict[str, dict[str, Any]], **changes: Any) ->
     )
 
 
-def write_tuning(study: Study, folder: Path, end: Callable[[str, int, int], Any]) -> list[Plan]:
-    """Carry out a tuning in which each method, place and seed ends so; returns the plans of it.
+def write_tuning(
+    study: Study, folder: Path, end: Callable[[str, int, int], Any]
+) -> tuple[list[Plan], Plan]:
+    """Carry out a tuning in which each method, place and seed ends so; its plans, and the study's.
 
     (metric, loss), or None where it diverged.
     """
     plans = []
-    for plan in rounds(study, folder):
+
+    def carry_out(plan: Plan) -> list[RunRecord]:
         plans.append(plan)
         write_plan(folder / "tuning", plan)
         for run in plan.runs:
@@ -107,7 +110,9 @@ def write_tuning(study: Study, folder: Path, end: Callable[[str, int, int], Any]
             if not path.exists():
                 method, _, place = run.method.rpartition("-rate")
                 _write_end(path, end(method, int(place), run.seed))
-    return plans
+        return read_runs(folder / "tuning", plan)
+
+    return plans, tuned(study, folder, carry_out)
 
 
 def _write_end(path: Path, found: tuple[float | None, float | None] | None) -> None:

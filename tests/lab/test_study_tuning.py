@@ -18,7 +18,7 @@ from aliceopt.cli.folders import clear
 from aliceopt.lab.records import Journal, read_plan, read_runs, run_folder
 from aliceopt.lab.spec import TriedRate
 from aliceopt.lab.study import TUNING_SEEDS, rate_at, study_plan
-from aliceopt.lab.tuning import START, choice, rounds, tuned, wanted
+from aliceopt.lab.tuning import START, choice, tuned, wanted
 from lab_cases import TINY, aliceopt, all_events, tiny, write_problem, write_tuning
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -91,11 +91,10 @@ def test_the_plan_says_what_was_tried_and_what_it_took(higher, tmp_path):
     problem = f"{write_problem(tmp_path)}:problem" if higher else None
     study = study_plan(problem, tune=4, **{**TINY, "terms": []})
     sign = 1 if higher else -1
-    plans = write_tuning(
+    plans, plan = write_tuning(
         study, tmp_path, lambda m, place, seed: None if place > 2 else (sign * place, 0.1)
     )
     assert [len(plan.runs) for plan in plans] == [3, 4, 6]
-    plan = tuned(study, tmp_path)
     rates = [rate_at(study.final.methods["adam"].lr, place) for place in range(-1, 3)]
     about = plan.tuned
     assert (about.runs, about.seconds, about.gradients) == (6, 6.0, 6)
@@ -124,13 +123,14 @@ def test_a_tuning_goes_on_with_exactly_what_is_missing(tmp_path):
         folder = tmp_path / str(stop)
         with contextlib.suppress(Stopped):
             write_tuning(study, folder, end)
-        *_, last = write_tuning(study, folder, lambda m, place, seed: (abs(place - 2), 0.1))
+        (*_, last), plan = write_tuning(study, folder, lambda m, p, seed: (abs(p - 2), 0.1))
         names = [(run.method, run.seed) for run in last.runs]
         assert sorted(names) == sorted(
             [(f"adam-rate{p:+d}", FIRST) for p in range(-1, 4)]
             + [(f"adam-rate{p:+d}", SECOND) for p in range(1, 4)]
         )
-        assert next(rounds(study, folder)).runs == last.runs
+        (first,), again = write_tuning(study, folder, pytest.fail)
+        assert (first.runs, again) == (last.runs, plan)
 
 
 def test_a_higher_limit_goes_on_from_what_was_tried(tmp_path):
@@ -140,20 +140,20 @@ def test_a_higher_limit_goes_on_from_what_was_tried(tmp_path):
         return abs(place - 4), 0.1
 
     few = study_plan(tune=4, **{**TINY, "terms": []})
-    *_, last = write_tuning(few, tmp_path, end)
-    assert tuned(few, tmp_path).tuned.chosen["adam"].edge
+    (*_, last), plan = write_tuning(few, tmp_path, end)
+    assert plan.tuned.chosen["adam"].edge
     more = study_plan(tune=8, **{**TINY, "terms": []})
-    first, *_ = write_tuning(more, tmp_path, end)
+    (first, *_), plan = write_tuning(more, tmp_path, end)
     assert first.runs == last.runs
-    chosen = tuned(more, tmp_path).tuned.chosen["adam"]
+    chosen = plan.tuned.chosen["adam"]
     assert (chosen.lr, chosen.edge) == (rate_at(more.final.methods["adam"].lr, 4), False)
 
 
 def test_one_rate_needs_no_tuning(tmp_path):
     """The usual rate, and the plan says that nothing was tuned."""
     study = study_plan(tune=1, **TINY)
-    assert list(rounds(study, tmp_path)) == []
-    assert tuned(study, tmp_path).tuned is False
+    plan = tuned(study, tmp_path, pytest.fail)
+    assert (plan, plan.tuned) == (study.final, False)
 
 
 # ---- a tuning that stopped ----------------------------------------------------------------------

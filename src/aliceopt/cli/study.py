@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
     from aliceopt.lab.carry_out import How
+    from aliceopt.lab.records import RunRecord
     from aliceopt.lab.spec import Plan
 
 
@@ -50,7 +52,7 @@ def study(
     from aliceopt.lab.lock import locked
     from aliceopt.lab.pool import refuse_fewer
     from aliceopt.lab.study import seconds_of, study_folder, study_plan
-    from aliceopt.lab.tuning import rounds, tuned
+    from aliceopt.lab.tuning import tuned
 
     folder = study_folder(problem) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
@@ -86,10 +88,13 @@ def study(
         refuse_fewer(plan.final, folder)  # before rates are tuned for less
         trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, resume, tensorboard)
-        for tuning in rounds(plan, folder):
-            _tune(tuning, folder / "tuning", how)
-            how = replace(how, resume=True)
-        final, how = tuned(plan, folder), replace(how, resume=resume)
+        rounds = itertools.count()  # each but the first goes on from the last
+
+        def carried_out(tuning: Plan) -> list[RunRecord]:
+            once_more = resume or next(rounds) > 0
+            return _tune(tuning, folder / "tuning", replace(how, resume=once_more))
+
+        final = tuned(plan, folder, carried_out)
         if resume and plan.most > 1:
             _say_anew(clear_retuned(final, folder))
         records, finished = carry_out.carry_out(final, folder, how)
@@ -97,7 +102,7 @@ def study(
     end(records, finished)
 
 
-def _tune(plan: Plan, folder: Path, how: How) -> None:
+def _tune(plan: Plan, folder: Path, how: How) -> list[RunRecord]:
     """Try these rates; unless all runs have ended nothing is chosen, and the command ends here."""
     from aliceopt.lab import carry_out
 
@@ -105,6 +110,7 @@ def _tune(plan: Plan, folder: Path, how: How) -> None:
     if not finished or carry_out.missing(records):
         say("stopped while tuning learning rates; what was tried is kept")
         end(records, finished)
+    return records.runs
 
 
 def _say_anew(methods: list[str]) -> None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from aliceopt.lab.records import RunRecord, read_plan, read_runs
+from aliceopt.lab.records import RunRecord, read_plan
 from aliceopt.lab.spec import Chosen, Plan, TriedRate, Tuned
 from aliceopt.lab.study import TUNING_SEEDS, Study, Tried, at_place
 
-__all__ = ["choice", "rounds", "tuned", "wanted"]
+__all__ = ["choice", "tuned", "wanted"]
 
 FIRST, _ = TUNING_SEEDS
 START = (-1, 0, 1)
@@ -69,42 +69,40 @@ def _lowest(ranks: Mapping[int, Rank]) -> int:
     return min(sorted(ranks), key=ranks.__getitem__)
 
 
-def rounds(study: Study, folder: Path) -> Iterator[Plan]:
-    """Plans to be carried out in ``folder``/tuning, one after the other.
+def tuned(study: Study, folder: Path, carry_out: Callable[[Plan], Sequence[RunRecord]]) -> Plan:
+    """The study's plan with each method's best rate.
 
-    Each has the runs of the last, and the first those of a plan that is there already.
+    ``carry_out`` is given plans of runs for ``folder``/tuning, one after the other, and returns
+    their records. Each plan has the runs of the last, and the first those of a plan that is there.
     """
     if study.most == 1:
-        return
+        return study.final
     tried = {(method, place, FIRST) for method in study.final.methods for place in START}
     tried |= _tried(study, folder)
-    more = tried
-    while more:
+    while True:
+        found = {(r.method, r.seed): r for r in carry_out(study.tuning(tried))}
+        runs = {run: found[Study.name_of(*run[:2]), run[2]] for run in sorted(tried)}
+        ends = _ends(study, runs)
+        more = {(m, *new) for m, mine in ends.items() for new in wanted(mine, study.most)}
+        if not more:
+            return _chosen(study, runs, ends)
         tried |= more
-        yield study.tuning(tried)
-        found = _ends(study, _runs(study, folder, tried))
-        more = {(m, *new) for m, ends in found.items() for new in wanted(ends, study.most)}
 
 
-def tuned(study: Study, folder: Path) -> Plan:
-    """The study's plan with each method's best rate, read from the records of its tuning."""
-    if study.most == 1:
-        return study.final
-    runs = _runs(study, folder, _tried(study, folder))
-    found = _ends(study, runs)
+def _chosen(study: Study, runs: Mapping[Tried, RunRecord], ends: Mapping[str, Ends]) -> Plan:
+    """The plan at the best rates, with what was tried and what that took."""
     methods, chosen = {}, {}
     for key, method in study.final.methods.items():
-        best, tried = choice(found[key]), sorted(found[key])
+        best, tried = choice(ends[key]), sorted(ends[key])
         methods[key] = at_place(method, best)
         rates = [
             TriedRate(
                 at_place(method, place).options["lr"],
-                [runs[key, place, seed].final for seed in found[key][place]],
+                [runs[key, place, seed].final for seed in ends[key][place]],
             )
             for place in tried
         ]
-        edge = best in (tried[0], tried[-1])
-        chosen[key] = Chosen(methods[key].options["lr"], edge, rates)
+        chosen[key] = Chosen(methods[key].options["lr"], best in (tried[0], tried[-1]), rates)
     about = Tuned(
         seeds=list(TUNING_SEEDS),
         most=study.most,
@@ -126,12 +124,6 @@ def _tried(study: Study, folder: Path) -> set[Tried]:
     ]
     found = {(name[1], int(name[2]), seed) for name, seed in named if name is not None}
     return {run for run in found if run[0] in study.final.methods and run[2] in TUNING_SEEDS}
-
-
-def _runs(study: Study, folder: Path, tried: set[Tried]) -> dict[Tried, RunRecord]:
-    plan = study.tuning(tried)
-    found = {(r.method, r.seed): r for r in read_runs(folder / "tuning", plan)}
-    return {run: found[Study.name_of(*run[:2]), run[2]] for run in sorted(tried)}
 
 
 def _ends(study: Study, runs: Mapping[Tried, RunRecord]) -> dict[str, dict[int, dict[int, Rank]]]:

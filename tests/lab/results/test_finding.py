@@ -11,7 +11,6 @@ import pytest
 from aliceopt.lab.results.finding import Finding, find
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.study import study_plan
-from aliceopt.lab.tuning import tuned
 from lab_cases import write_tuning
 from study_cases import grid_plan, in_memory, invented_results, tuned_as
 
@@ -60,8 +59,8 @@ def test_a_claim_between_different_tuned_rates_names_both(rates: int, tmp_path: 
     pytest.importorskip("sklearn")
     study = study_plan(terms=["none", "glass"], steps=["naq"], baselines=[], seeds=8, tune=rates)
     best = {"naq-none": 0, "naq-glass": 1}
-    write_tuning(study, tmp_path, lambda key, place, seed: (abs(place - best[key]), 0.1))
-    plan = tuned(study, tmp_path)
+    end = lambda key, place, seed: (abs(place - best[key]), 0.1)  # noqa: E731
+    _, plan = write_tuning(study, tmp_path, end)
     usual = study.final.methods["naq-none"].lr
     text = found(plan, invented_results(plan, {"naq-glass": -0.1}, noise=0.005)).text
     assert "glass with NAQ steps against no term: better by" in text
