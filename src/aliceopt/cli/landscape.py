@@ -230,7 +230,13 @@ def _seen(
 
     from aliceopt.lab.landscapes import gradients_of, see
 
-    columns = ("gradients", BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        "gradients",
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        "{task.description}",
+    )
     views: list[View] = []
     peaks: list[float] = []
     begun = time.perf_counter()
@@ -239,8 +245,8 @@ def _seen(
     ) as bars:
         task = bars.add_task("", total=gradients_of(asked, count))
 
-        def tick() -> None:
-            bars.advance(task)
+        def tick(instrument: str) -> None:
+            bars.update(task, advance=1, description=instrument)
             if not peaks:
                 peaks.append(_peak(place))
 

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -39,13 +40,26 @@ from aliceopt.landscape import (
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
 from aliceopt.landscape.power_law import Blocks
 
-__all__ = ["PARTS", "PRECISIONS", "PRESETS", "Asked", "Preset", "View", "gradients_of", "see"]
+__all__ = [
+    "INSTRUMENTS",
+    "PARTS",
+    "PRECISIONS",
+    "PRESETS",
+    "Asked",
+    "Preset",
+    "View",
+    "gradients_of",
+    "see",
+]
 
 PARTS = ("training", "held-out")
 """Kinds of batches."""
 
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 """How a network may be measured."""
+
+INSTRUMENTS = ("radii", "ladder", "bounds", "diagonals", "slices")
+"""What gradients are taken for, in this order."""
 
 _SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
@@ -137,8 +151,12 @@ def _checked(batches: int) -> int:
     return (batches + 1) // 2
 
 
+Tick = Callable[[str], Any]
+"""Called after every gradient with what it was taken for, one of `INSTRUMENTS`."""
+
+
 def see(
-    networks: dict[str, Network], asked: Asked, tick: Callable[[], Any] = lambda: None
+    networks: dict[str, Network], asked: Asked, tick: Tick = lambda instrument: None
 ) -> Iterator[View]:
     """Measure every network on every kind of batches; ``tick`` is called after every gradient.
 
@@ -176,7 +194,7 @@ def see(
 class _Measured:
     """A network in the precision and the mode in which it is measured."""
 
-    def __init__(self, network: Network, asked: Asked, tick: Callable[[], Any]):
+    def __init__(self, network: Network, asked: Asked, tick: Tick):
         self.asked, self.tick = asked, tick
         self.moves = {} if network.method is None else {"optimizer": last_step(network)}
         self.network = replace(network, precision=asked.precision)
@@ -207,17 +225,17 @@ class _Measured:
         here = value.contiguous() if self.plain else value
         return here.double() if self.double else here
 
-    def closure(self, batch: Batch) -> Tensor:
+    def closure(self, instrument: str, batch: Batch) -> Tensor:
         loss = self.network.loss(batch)
         loss.backward()
-        self.tick()
+        self.tick(instrument)
         return loss.detach()
 
     def radii(self) -> Radii:
         batch = next(self.batches(self.asked.parts[0]))
         return choose_radii(
             self.model,
-            lambda: self.closure(batch),
+            lambda: self.closure("radii", batch),
             count=self.asked.preset.radii,
             smallest=self.asked.radius,
             samples=self.asked.preset.directions * self.asked.preset.batches,
@@ -229,7 +247,7 @@ class _Measured:
     def climb(self, part: str, radii: Radii) -> Ladder:
         return ladder(
             self.model,
-            self.closure,
+            partial(self.closure, "ladder"),
             radii,
             batches=self.batches(part),
             directions=self.asked.preset.directions,
@@ -240,7 +258,7 @@ class _Measured:
     def check(self, part: str, radius: float) -> BoundCheck:
         return bound_check(
             self.model,
-            self.closure,
+            partial(self.closure, "bounds"),
             radius,
             batches=islice(self.batches(part), _checked(self.asked.preset.batches)),
             probes=self.asked.preset.directions,
@@ -253,7 +271,7 @@ class _Measured:
     def diagonals(self, part: str, radius: float) -> Diagonals:
         return diagonals(
             self.model,
-            self.closure,
+            partial(self.closure, "diagonals"),
             radius,
             batches=self.batches(part),
             directions=self.asked.preset.directions,
@@ -275,7 +293,7 @@ class _Measured:
             preset = self.asked.preset
             found = slices(
                 self.model,
-                lambda: self.closure(batch),
+                lambda: self.closure("slices", batch),
                 direction,
                 reach,
                 points=points or preset.points,
