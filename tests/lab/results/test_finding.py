@@ -62,7 +62,7 @@ def test_a_claim_between_different_tuned_rates_names_both(rates: int, tmp_path: 
     plan = tuned(study, tmp_path).document
     usual = study.methods["naq-none"]["lr"]
     text = found(plan, invented_results(plan, {"naq-glass": -0.1}, noise=0.005)).text
-    assert "glass with NAQ steps against no term: better by" in text
+    assert re.search(r"glass with NAQ steps against no term: [\d.]+ times lower in loss", text)
     said = f"at learning rate {usual * 10**0.5:.2g} against {usual:.2g}"
     assert text.count("at learning rate") == text.count(said) == (rates > 1)
 
@@ -102,16 +102,20 @@ def test_what_was_seen_is_told_from_what_was_not() -> None:
 
 
 def test_lower_is_better_turns_gains_round() -> None:
-    """A smaller loss is a gain, and its unit is that of the metric."""
+    """A smaller loss is a gain; positive losses are told by their ratio, here of 0.2 to 0.1."""
     plan = grid_plan(6, metric="loss")
     results = invented_results(plan, {"alice-glass-abs-naq": -0.1}, noise=0.005)
     finding = found(plan, results)
     c = claims(finding, "terms")["alice-glass-abs-naq"]
     assert c.verdict == "better"
-    assert c.gain == pytest.approx(0.1, abs=0.02)
-    said = r"glass\+abs with NAQ steps against no term: better by 0\.(09|1)\d* in loss"
+    assert math.exp(c.gain) == pytest.approx(2, abs=0.2)
+    said = (
+        r"glass\+abs with NAQ steps against no term: (1\.9|2\.\d) times lower in loss "
+        r"\(95% interval (1\.\d+) to (2\.\d+)\)\."
+    )
     assert re.search(said, finding.text)
     assert "points" not in finding.text
+    assert any(line.startswith("Ratios are paired") for line in finding.evidence["limits"])
 
 
 def test_accelerated_against_full_steps_is_the_mean_over_terms() -> None:

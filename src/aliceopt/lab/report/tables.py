@@ -11,10 +11,8 @@ from aliceopt.lab.results.describe import STEP_NAMES, combination
 from aliceopt.lab.results.numbers import (
     decimals,
     show_count,
-    show_range,
     show_seconds,
     show_value,
-    signed,
 )
 from aliceopt.lab.results.summary import (
     MethodSummary,
@@ -116,19 +114,18 @@ def comparison_table(plan: Mapping[str, Any], comparisons: Sequence[Comparison])
     rows = []
     for c in comparisons:
         places = 3 if c.low is None or c.high is None else decimals((c.high - c.low) / 2) + 1
-        interval = "\u2013"
-        if c.low is not None and c.high is not None:
-            interval = show_range(c.low, c.high, places)
+        ends = [c.scale.number(end, places) for end in (c.low, c.high) if end is not None]
         p = "\u2013" if c.corrected_p is None else _p(c.corrected_p)
         cells = [
             Cell(str(c.seeds), c.seeds, number=True),
-            Cell(signed(c.gain, places), c.gain, number=True),
-            Cell(interval, c.low, number=True),
+            Cell(c.scale.number(c.gain, places), c.gain, number=True),
+            Cell(" to ".join(ends) or "\u2013", c.low, number=True),
             Cell(p, c.corrected_p, number=True),
             Cell(c.verdict),
         ]
         rows.append(Row(_names(plan, c), cells, best=c.verdict in ("better", "worse")))
-    heads = ["First compared to second", "Seeds", "Mean gain", "95% interval", "Corrected p"]
+    gain = comparisons[0].scale.head if comparisons else ""
+    heads = ["First compared to second", "Seeds", gain, "95% interval", "Corrected p"]
     return Table("Comparisons", [*heads, " Verdict on the first"], rows)
 
 

@@ -82,7 +82,7 @@ def _foremost(
         return f"Use {_named(plan, best)}. It was compared to nothing else."
     role = _ROLES[rival.family] if rival.family != best.family else "the next best"
     c = against[rival.method]
-    said = difference(c, summary, plan["metric"])
+    said = difference(c, summary)
     if c.verdict == "better":
         return (
             f"Use {_named(plan, best)}. Compared to {role} ({rival.label}) it ended {said}, "
@@ -102,7 +102,7 @@ def _cheaper(
     c: Comparison,
 ) -> str:
     """The best result cost more, and is not established to be better than the choice."""
-    said = difference(c, summary, plan["metric"])
+    said = difference(c, summary)
     return (
         f"Use {_named(plan, choice)}. The best median was that of {best.label} "
         f"({_times(best, choice)}): {said}.{_hint(plan, c, summary)}"
