@@ -115,7 +115,7 @@ def test_target_is_the_middle_baseline_and_one_failure_does_not_move_it_far() ->
     target = choose_target(plan, in_memory(plan, results))
     assert target is not None
     assert target.value == 94.0
-    assert target.rule == "the middle of the baselines' medians"
+    assert target.rule == "the median of AdamW, the middle one of 3 baselines"
 
 
 @pytest.mark.parametrize(("metric", "expected"), [("accuracy", 80.0), ("loss", 90.0)])

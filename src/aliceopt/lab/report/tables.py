@@ -137,7 +137,8 @@ def _names(plan: Mapping[str, Any], c: Comparison) -> str:
     if c.question == "steps":
         return f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
     first, second = (combination(plan["methods"][m]) for m in (c.first, c.second))
-    return f"{first} to no term" if c.question == "terms" else f"the best, {first}, to {second}"
+    said = {"terms": f"{first} to no term", "best": f"the best, {first}, to {second}"}
+    return said.get(c.question, f"{first} to {second}")
 
 
 def settings_table(plan: Mapping[str, Any]) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 from aliceopt.lab.paste import lines_to_paste
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.comparisons import Comparison, compare
-from aliceopt.lab.results.decision import Decision, decide
+from aliceopt.lab.results.decision import Decision, decide, times_the_seconds
 from aliceopt.lab.results.describe import (
     STEP_NAMES,
     combination,
@@ -25,19 +25,24 @@ from aliceopt.lab.words import counted, schedule_in_words
 __all__ = ["Finding", "find"]
 
 _FAMILIES = {"alice": "Alice", "baseline": "baseline"}
+_PARTS = {"ahead": "Look-ahead", "curvature": "Curvature"}
 _FEW = 4
 """As many methods are named before the rest is counted."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The decision, lines to paste, evidence by topic, the comparisons behind it, the choice."""
+    """The decision, lines to paste, evidence by topic, the comparisons behind it, the choice.
+
+    ``worth`` is what look-ahead and curvature are worth to Alice, where that was compared.
+    """
 
     decision: str
     lines: str
     evidence: dict[str, list[str]]
     comparisons: list[Comparison]
     choice: str | None = None
+    worth: str = ""
 
     @property
     def bullets(self) -> list[str]:
@@ -48,7 +53,7 @@ class Finding:
     def text(self) -> str:
         """All of it."""
         bullets = "\n".join(f"- {said}" for said in self.bullets)
-        return "\n\n".join(filter(None, (self.decision, self.lines, bullets)))
+        return "\n\n".join(filter(None, (self.decision, self.worth, self.lines, bullets)))
 
 
 def find(
@@ -75,7 +80,8 @@ def find(
         "limits": _limits(plan, runs, comparisons),
     }
     lines = _lines(plan, summary, decision)
-    return Finding(decision.text, lines, _told(evidence), comparisons, decision.choice)
+    worth = " ".join(_worth(plan, summary, c) for c in comparisons if c.question in _PARTS)
+    return Finding(decision.text, lines, _told(evidence), comparisons, decision.choice, worth)
 
 
 def _told(evidence: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -87,6 +93,15 @@ def _nothing(summary: Summary) -> str:
     absent = summary.counts["missing"] + summary.counts["interrupted"]
     state = "has finished yet" if absent else "ended with a result"
     return f"No run {state}, so there is nothing to find."
+
+
+def _worth(plan: Mapping[str, Any], summary: Summary, c: Comparison) -> str:
+    """``Look-ahead: 12% lower in loss (95% interval 3% to 20%), at the same seconds.``"""
+    terms = f" ({plan['methods'][c.first]['terms']})" if c.question == "curvature" else ""
+    rates = _at_rates(plan, c) if c.verdict in ("better", "worse") else ""
+    cost = times_the_seconds(summary[c.first], summary[c.second])
+    price = "" if plan.get("paces") else f", at {cost}"  # equal seconds by plan
+    return f"{_PARTS[c.question]}{terms}: {difference(c, summary)}{rates}{price}."
 
 
 def _lines(plan: Mapping[str, Any], summary: Summary, decision: Decision) -> str:

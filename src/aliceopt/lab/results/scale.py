@@ -70,15 +70,15 @@ class Scale:
     def said_with(self, gain: float, low: float, high: float) -> str:
         """The same with an interval, ``(95% interval 1.2 to 2.7)``, that leaves out no gain."""
         side = 1 if gain > 0 else -1
-        ends = sorted((side * low, side * high))
+        near, far = sorted((side * low, side * high))
         if self.ratio:
-            how, interval = self._times(gain, ends)
+            how, interval = self._times(gain, [near, far])
             return f"{how} (95% interval {interval})"
         word = "better" if gain > 0 else "worse"
-        return f"{word} by {show_difference(abs(gain), *ends, self.metric)}"
+        return f"{word} by {show_difference(abs(gain), near, far, self.metric)}"
 
     def size(self, gain: float) -> str:
-        """How large, on either side: ``0.5 points``, ``12% in loss``, ``a factor of 3.0 in loss``."""
+        """On either side: ``0.5 points``, ``12% in loss`` or ``a factor of 3.0 in loss``."""
         width = abs(gain)
         if not self.ratio:
             return f"{signed(width, max(1, decimals(width / 2)))} {unit(self.metric)}"
