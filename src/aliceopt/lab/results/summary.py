@@ -165,8 +165,9 @@ def choose_target(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> Target 
         return None
     value = _middle(plan, pool.values())
     label = next(plan["methods"][m]["label"] for m in pool if pool[m] == value)
-    among = counted(len(pool), "baseline" if baselines else "method")
-    return Target(value, f"the median of {label}, the middle one of {among}")
+    kind = "baseline" if baselines else "method"
+    rank = f"the middle one of {len(pool)} {kind}s" if len(pool) > 1 else f"the only {kind}"
+    return Target(value, f"the median of {label}, {rank}")
 
 
 def _middle(plan: Mapping[str, Any], values: Iterable[float]) -> float:
@@ -274,9 +275,7 @@ def print_summary(
     console.print(Text(precision_note(plan, runs)), style="dim")
     if summary.target is not None:
         value = show_value(summary.target.value, metric)
-        console.print(
-            Text(f"The target is a {metric} of {value}, {summary.target.rule}."), style="dim"
-        )
+        console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")
     finding = find(plan, runs, summary)
     console.print(Padding(Text(finding.decision, style="bold"), (1, 0)))
     if finding.worth:
