@@ -192,9 +192,18 @@ def test_the_forest_of_losses_is_a_ratio_on_a_logarithmic_axis(tmp_path: Path) -
     furthest = drawn.rows[-1]
     assert furthest.method == "sgd"
     assert furthest.text.split()[0] == f"{math.exp(gains['sgd']):.2g}"
+    assert drawn.rows[0].text.split()[0] == f"{math.exp(gains[drawn.rows[0].method]):.2f}"
     terms = term_strips(plan, finding.comparisons)
     assert terms is not None
-    assert terms.axis == "times lower loss than no term"
+    assert terms.axis == "loss, times that of no term"
+    shown = {c.first: c for c in finding.comparisons if c.question == "terms"}
+    for row in terms.rows[:2]:
+        assert row.text.startswith(f"{math.exp(-shown[row.method].gain):.2f} (")
+        assert row.low is not None
+        assert row.high is not None
+        assert row.low < row.middle < row.high
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "Times lower" in page
-    assert "How many times lower the first one&#39;s loss is; above 1 is better." in page
+    assert "Ratios of loss, the first to the second; below 1 is better." in page
+    ends = [f"{math.exp(-(shown['alice-glass-naq'].high or 0)):.2f}"]
+    ends += [f"{math.exp(-(shown['alice-glass-naq'].low or 0)):.2f}"]
+    assert f">{' to '.join(ends)}</td>" in page

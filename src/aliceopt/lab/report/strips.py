@@ -59,7 +59,10 @@ def forest(
 
 
 def term_strips(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> Strips | None:
-    """How much better than no term every term is, at the same kind of step; and NAQ than full."""
+    """How much better than no term every term is, at the same kind of step; and NAQ than full.
+
+    Losses are shown as multiples of those without a term.
+    """
     short = {"naq": "NAQ", "full": "full"}
     named = [
         (c.first, f"{plan['methods'][c.first]['terms']}, {short[c.step or '']}", c)
@@ -69,9 +72,10 @@ def term_strips(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> S
     if not named:
         return None
     named += [("", "NAQ against full", c) for c in comparisons if c.question == "steps"]
-    ratio = named[0][2].scale.ratio
-    gain = f"times lower {plan['metric']} than no term"
-    return _differences(plan, named, gain if ratio else f"gain in {_unit(plan)} over no term", {})
+    if named[0][2].scale.ratio:
+        turned = [(method, label, c.turned) for method, label, c in named]
+        return _differences(plan, turned, f"{plan['metric']}, times that of no term", {})
+    return _differences(plan, named, f"gain in {_unit(plan)} over no term", {})
 
 
 def _unit(plan: Mapping[str, Any]) -> str:

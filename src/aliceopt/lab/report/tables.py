@@ -114,12 +114,13 @@ def comparison_table(plan: Mapping[str, Any], comparisons: Sequence[Comparison])
     rows = []
     for c in comparisons:
         places = 3 if c.low is None or c.high is None else decimals((c.high - c.low) / 2) + 1
-        ends = [c.scale.number(end, places) for end in (c.low, c.high) if end is not None]
+        told = c.turned if c.scale.ratio else c  # of losses the first's over the second's
+        ends = [c.scale.number(end, places) for end in (told.low, told.high) if end is not None]
         p = "\u2013" if c.corrected_p is None else _p(c.corrected_p)
         cells = [
             Cell(str(c.seeds), c.seeds, number=True),
-            Cell(c.scale.number(c.gain, places), c.gain, number=True),
-            Cell(" to ".join(ends) or "\u2013", c.low, number=True),
+            Cell(c.scale.number(told.gain, places), told.gain, number=True),
+            Cell(" to ".join(ends) or "\u2013", told.low, number=True),
             Cell(p, c.corrected_p, number=True),
             Cell(c.verdict),
         ]

@@ -63,6 +63,14 @@ class Comparison:
         return len(self.differences)
 
     @property
+    def turned(self) -> Comparison:
+        """The second against the first."""
+        differences = tuple(-difference for difference in self.differences)
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        names = {"first": self.second, "second": self.first}
+        return replace(self, **names, differences=differences, low=low, high=high)
+
+    @property
     def verdict(self) -> Verdict:
         """What may be claimed; "not established" is a difference that one test alone would see."""
         if self.p is None or self.corrected_p is None:

@@ -78,11 +78,13 @@ def show_percent(mean: float, *ends: float) -> list[str]:
     return [f"{signed(value, places)}%" for value in (mean, *ends)]
 
 
-def show_times(ratio: float) -> str:
+def show_times(ratio: float, least: int = 1) -> str:
     """A ratio with two digits, more where it is near one, fewer where it is huge.
 
-    >>> [show_times(ratio) for ratio in (1.8123, 1.0234, 0.834, 27.3, 12345.0, 3e9, 2.1e-4)]
-    ['1.8', '1.02', '0.83', '27', '12,000', '3e9', '2e-4']
+    ``least`` are the decimals it has between a half and ten.
+
+    >>> [show_times(ratio) for ratio in (1.8123, 1.0234, 27.3, 12345.0, 3e9, 2.1e-4)]
+    ['1.8', '1.02', '27', '12,000', '3e9', '2e-4']
     """
     if not 1e-3 <= ratio < 1e6:
         mantissa, _, exponent = f"{ratio:.0e}".partition("e")
@@ -90,7 +92,7 @@ def show_times(ratio: float) -> str:
     if ratio <= 0.5:
         return f"{ratio:.2g}"
     if ratio < 10:
-        return f"{ratio:.{decimals(abs(ratio - 1)) if ratio < 2 else 1}f}"
+        return f"{ratio:.{max(least, decimals(abs(ratio - 1)) if ratio < 2 else 1)}f}"
     return f"{float(f'{ratio:.2g}'):,.0f}"
 
 

@@ -54,12 +54,12 @@ class Scale:
         return min(1.0, step / min(results)) if self.ratio else step
 
     def on_axis(self, gain: float) -> float:
-        """What an axis shows of a gain: itself, or the ratio."""
+        """What an axis shows of a gain: itself, or how many times the first the second is."""
         return _exp(gain) if self.ratio else gain
 
     def number(self, gain: float, places: int) -> str:
         """The same as text, with so many decimals if it is a difference."""
-        return show_times(_exp(gain)) if self.ratio else signed(gain, places)
+        return show_times(_exp(gain), least=2) if self.ratio else signed(gain, places)
 
     def said(self, gain: float) -> str:
         """``better by 0.4 points``, ``12% lower in loss`` or ``1.8 times lower in loss``."""
@@ -90,13 +90,13 @@ class Scale:
     @property
     def head(self) -> str:
         """Of a table's column of means."""
-        return "Times lower" if self.ratio else "Mean gain"
+        return "Ratio" if self.ratio else "Mean gain"
 
     @property
     def note(self) -> str:
         """What a table's numbers are."""
         if self.ratio:
-            return f"How many times lower the first one's {self.metric} is; above 1 is better."
+            return f"Ratios of {self.metric}, the first to the second; below 1 is better."
         units = "points" if self.metric == "accuracy" else f"units of {self.metric}"
         return f"In {units}; a positive gain is better."
 
