@@ -181,7 +181,7 @@ def test_the_forest_of_losses_is_a_ratio_on_a_logarithmic_axis(tmp_path: Path) -
     exponents = invented_results(plan, {"adam": -2.0, "sgd": 1.0}, base=-1.0, noise=0.05)
     write_folder(tmp_path, plan, {key: math.exp(value) for key, value in exponents.items()})
     drawn = forest_of(tmp_path, plan)
-    assert drawn.axis == "loss, times that of Adam"
+    assert drawn.axis == "loss, times that of Adam (log)"
     finding = find(plan, read_runs(tmp_path))
     gains = {c.second: c.gain for c in finding.comparisons if c.question == "best"}
     scale = [(row.middle - drawn.zero) / gains[row.method] for row in drawn.rows]
@@ -195,7 +195,7 @@ def test_the_forest_of_losses_is_a_ratio_on_a_logarithmic_axis(tmp_path: Path) -
     assert drawn.rows[0].text.split()[0] == f"{math.exp(gains[drawn.rows[0].method]):.2f}"
     terms = term_strips(plan, finding.comparisons)
     assert terms is not None
-    assert terms.axis == "loss, times that of no term"
+    assert terms.axis == "loss, times that of no term (log)"
     shown = {c.first: c for c in finding.comparisons if c.question == "terms"}
     for row in terms.rows[:2]:
         assert row.text.startswith(f"{math.exp(-shown[row.method].gain):.2f} (")

@@ -53,8 +53,9 @@ def forest(
     labels = {c.second: plan["methods"][c.second]["label"] for c in drawn}
     notes = {choice: "use this"} if choice is not None else {}
     best = plan["methods"][drawn[0].first]["label"]
-    ratio = drawn[0].scale.ratio
-    axis = f"{plan['metric']}, times that of {best}" if ratio else f"{_unit(plan)} behind {best}"
+    axis = f"{_unit(plan)} behind {best}"
+    if drawn[0].scale.ratio:
+        axis = f"{plan['metric']}, times that of {best} (log)"
     return _differences(plan, [(c.second, labels[c.second], c) for c in drawn], axis, notes)
 
 
@@ -74,7 +75,7 @@ def term_strips(plan: Mapping[str, Any], comparisons: Sequence[Comparison]) -> S
     named += [("", "NAQ against full", c) for c in comparisons if c.question == "steps"]
     if named[0][2].scale.ratio:
         turned = [(method, label, c.turned) for method, label, c in named]
-        return _differences(plan, turned, f"{plan['metric']}, times that of no term", {})
+        return _differences(plan, turned, f"{plan['metric']}, times that of no term (log)", {})
     return _differences(plan, named, f"gain in {_unit(plan)} over no term", {})
 
 

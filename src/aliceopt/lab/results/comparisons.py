@@ -67,8 +67,8 @@ class Comparison:
         """The second against the first."""
         differences = tuple(-difference for difference in self.differences)
         low, high = (None if end is None else -end for end in (self.high, self.low))
-        names = {"first": self.second, "second": self.first}
-        return replace(self, **names, differences=differences, low=low, high=high)
+        swapped = replace(self, first=self.second, second=self.first)
+        return replace(swapped, differences=differences, low=low, high=high)
 
     @property
     def verdict(self) -> Verdict:
