@@ -189,7 +189,7 @@ def test_the_finding_of_a_default_study_fills_a_phone_too(
 ) -> None:
     """With what look-ahead and curvature are worth, and losses on a logarithmic axis."""
     pytest.importorskip("sklearn")
-    plan = study_plan(tune=1).final.document
+    plan = study_plan(tune=1, seeds=3).final.document
     exponents = invented_results(plan, {"alice": -0.3, "muon": -0.6}, base=-3.0, noise=0.08)
     write_folder(tmp_path, plan, {key: math.exp(value) for key, value in exponents.items()})
     screen = {"width": 390, "height": 844}

@@ -78,7 +78,7 @@ def test_losses_that_spread_over_powers_of_ten_are_told_apart() -> None:
 
 def test_null_studies_of_losses_seldom_claim_a_difference() -> None:
     """Of 200 studies without any effect 5% at most, and three standard deviations."""
-    plan = grid_plan(5, metric="loss")
+    plan = grid_plan(5, metric="loss", terms=("none", "glass", "abs"), baselines=("adam", "sgd"))
     wrong = 0
     for seed in range(200):
         exponents = invented_results(plan, seed=seed, base=0.0, noise=1.0)
