@@ -1,13 +1,16 @@
 """The finding says what is true of the numbers, no more, and in plain English."""
 
+import io
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from aliceopt.lab.results.finding import Finding, find
+from aliceopt.lab.results.summary import print_summary
 from aliceopt.lab.study import study_plan
 from aliceopt.lab.tuning import tuned
 from lab_cases import write_tuning
@@ -95,6 +98,11 @@ def test_what_look_ahead_and_curvature_are_worth_is_said_below_the_decision() ->
         finding.worth,
     )
     assert finding.text.startswith(f"{finding.decision}\n\n{finding.worth}\n\n")
+    stream = io.StringIO()
+    runs = in_memory(plan, {key: math.exp(value) for key, value in exponents.items()})
+    print_summary(plan, runs, Console(file=stream, width=100))
+    printed = " ".join(stream.getvalue().split())
+    assert f"{finding.decision} {finding.worth} # use this" in printed
 
 
 def test_two_tests_of_alices_parts_are_corrected_by_themselves() -> None:
