@@ -114,7 +114,8 @@ def refuse_fewer(plan: Plan, folder: Path) -> None:
         labels = "; ".join(dict.fromkeys(run.label for run in left))
         raise PlanError(
             f"{str(folder)!r} also holds results of {labels} that this command leaves out: ask for "
-            "as many terms, baselines and seeds as before, choose another --out, or --overwrite"
+            "as many terms, steps, baselines and seeds as before, choose another --out, or "
+            "--overwrite"
         )
 
 

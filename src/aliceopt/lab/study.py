@@ -1,4 +1,4 @@
-"""Which curvature terms help here? A grid of terms and steps, and baselines, on one problem.
+"""What to train with here? Alice, a grid of its terms and steps, and baselines, on one problem.
 
 Every method sees the same batches and starts from the same weights, seed by seed, so differences
 are taken within seeds. Methods are given the same number of steps or, if asked, of gradients or
@@ -39,10 +39,13 @@ SETTINGS: dict[str, Any] = tomllib.loads(
 )
 BASELINES = tuple(SETTINGS["baselines"])
 GRID_TERMS = tuple(term for term in TERMS if term != "glass+signed")
+GRID_STEPS = ("naq",)
+"""Terms and steps of a study that is not told others."""
 BUDGETS = ("steps", "gradients")
 TUNING_SEED = 1000
 TUNING_SEEDS = (TUNING_SEED, 1001)
 """Seeds of the runs that choose learning rates; never of the study's own."""
+_SEEDS = "a whole number from 1 to 1,000 (seeds from 1000 on choose learning rates)"
 
 
 Tried = tuple[str, int, int]
@@ -191,7 +194,7 @@ def _about(problem: str | None, metric: Metric) -> dict[str, Any]:
     return {
         "kind": "study",
         "name": problem or "digits",
-        "title": f"Which curvature terms help: {problem or 'a small convnet on digits'}",
+        "title": f"What to train with: {problem or 'a small convnet on digits'}",
         "scale": "study",
         "figure": "study",
         "metric": metric.name,
@@ -204,7 +207,7 @@ def _settings(
     seeds: int | None, epochs: float | None, limit: str, quick_steps: int | None
 ) -> dict[str, Any]:
     for flag, value, fits, what in (
-        ("--seeds", seeds, _is_whole(seeds, 1, 10_000), "a whole number from 1 to 10,000"),
+        ("--seeds", seeds, _is_whole(seeds, 1, TUNING_SEED), _SEEDS),
         ("--epochs", epochs, _is_positive(epochs), "a number > 0"),
         ("--quick-steps", quick_steps, _is_whole(quick_steps, 0), "a whole number >= 0"),
     ):
@@ -260,7 +263,7 @@ def _grid(
             "step": step,
             "lr": rates[step],
         }
-        for step in choose(dict.fromkeys(STEPS), steps, "step")
+        for step in choose(dict.fromkeys(STEPS), GRID_STEPS if steps is None else steps, "step")
         for term in wanted
     }
 
