@@ -307,7 +307,7 @@ class _Measured:
         if self.asked.between is not None:
             here = {name: param.detach() for name, param in self.model.named_parameters()}
             others = self.asked.between
-            named["other weights"] = {n: others[n].to(p) - p for n, p in here.items()}
+            named["other weights"] = {n: (others[n].to(p) - p).cpu() for n, p in here.items()}
         yield cut("gradient")
         yield cut("random")
         for name, move in named.items():
@@ -333,7 +333,10 @@ def _size(move: Mapping[str, Tensor]) -> float:
 
 
 def last_step(network: Network) -> dict[str, Tensor]:
-    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate."""
+    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate.
+
+    On the CPU, as a network on a device may want the memory while it is measured.
+    """
     run, saved = network.run, network.method
     assert run is not None
     assert saved is not None
@@ -347,9 +350,9 @@ def last_step(network: Network) -> dict[str, Tensor]:
         with autocast(network.precision, network.device):
             return loss_of(model(inputs), targets).reshape(())
 
-    before = {name: param.detach().clone() for name, param in model.named_parameters()}
     method.bind(loss, batch, capture=False)(*batch)
-    return {name: param.detach() - before[name] for name, param in model.named_parameters()}
+    here = dict(network.model.named_parameters())
+    return {name: (p - here[name]).detach().cpu() for name, p in model.named_parameters()}
 
 
 def batches_of(split: Split, size: int, most: int, seed: int, part: str) -> Iterator[Batch]:

@@ -204,13 +204,16 @@ def _changes(
     sides: Sequence[float],
 ) -> list[Tensor]:
     """For each site, on its device: squared changes of the gradient, [draws x sides]."""
-    columns: list[list[Tensor]] = [[] for _ in sites]
-    for draw in draws:
-        for side in sides:
-            grads = visit(draw, side)
-            for site, column, g0, g in zip(sites, columns, center, grads, strict=True):
-                column.append(_square(site, gradient_change(site, g0, g, None, second=False)))
-    return [torch.stack(column) for column in columns]
+
+    def squares(draw: Draw, side: float) -> list[Tensor]:
+        changes = (
+            gradient_change(site, g0, g, None, second=False)
+            for site, g0, g in zip(sites, center, visit(draw, side), strict=True)
+        )
+        return [_square(site, change) for site, change in zip(sites, changes, strict=True)]
+
+    rows = [squares(draw, side) for draw in draws for side in sides]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
 def _square(site: Site, values: Tensor | None) -> Tensor:
