@@ -39,6 +39,7 @@ __all__ = [
     "ABOVE_ROUNDING",
     "CANDIDATES",
     "CHOOSING_GRADIENTS",
+    "LOOKING_GRADIENTS",
     "Radii",
     "choose_radii",
     "rungs_of",
@@ -55,6 +56,9 @@ _MOST = 5 / 6  # of the blocks that can be read anywhere
 _TOP = 0.25  # the largest radius, over the root mean square of all parameters
 _SCATTER = 0.3  # of the sides about their mean; above, a few kinks are all there is
 _DRAWS = 2
+LOOKING_GRADIENTS = 2 + 2 * _DRAWS
+"""What it takes to look at one radius."""
+
 CHOOSING_GRADIENTS = 2 + 2 * _DRAWS * len(CANDIDATES)
 """What choosing takes."""
 
