@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from aliceopt.landscape import bound_check, choose_radii, diagonals, ladder, slices
+from aliceopt.landscape import bound_check, choose_radii, diagonals, excursion, ladder, slices
 
 SHAPE = (37, 41)  # of the parameter that is counted; nothing else has it
 MOVE = {"0.weight": torch.ones(SHAPE)}
@@ -50,8 +50,14 @@ class Alive(TorchDispatchMode):
         (partial(slices, directions=["gradient", "random"], points=3), 6),
     ],
 )
-def test_no_more_copies_than_are_needed(look: Callable[..., Any], copies: int) -> None:
-    """Home, gradient and a side's; h and rho for predictions; a direction that is a gradient."""
+def test_no_more_copies_than_are_needed(
+    look: Callable[..., Any], copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Home, gradient and a side's; h and rho for predictions; a direction that is a gradient.
+
+    Of large parameters: directions and radii of small ones are kept too.
+    """
+    monkeypatch.setattr(excursion, "SMALL", 0)
     model = nn.Sequential(nn.Linear(SHAPE[1], SHAPE[0], bias=False), nn.Linear(SHAPE[0], 1))
     inputs, weights = torch.randn(5, SHAPE[1]), (model[0].weight, MOVE["0.weight"])
     own = {weight.untyped_storage().data_ptr() for weight in weights}

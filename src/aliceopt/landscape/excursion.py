@@ -26,6 +26,9 @@ from ..watching import BufferWatch
 
 __all__ = ["Visit", "excursion", "grid_radius", "inner_name", "named_parameters", "sites_of"]
 
+SMALL = 1 << 17
+"""Coordinates of a parameter that is small."""
+
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
@@ -47,7 +50,9 @@ def grid_radius(center: Tensor, dtype: torch.dtype, radius: float, factor: float
 class _Rays(EagerBackend):
     """Moves along the signs of a draw, by any multiple of the radius; zero is the center.
 
-    Or to a ``place``, a function of the site, if there is one.
+    Or to a ``place``, a function of the site, if there is one. Directions and radii of parameters
+    of up to `SMALL` coordinates are kept from visit to visit: a network has many such, and on a
+    device each takes dozens of launches to make.
     """
 
     name = "rays"
@@ -57,21 +62,38 @@ class _Rays(EagerBackend):
         self.factor = factor
         self.multiple = 0.0
         self.place: Callable[[Site], Tensor] | None = None
+        self._signs_kept: dict[Site, tuple[Draw, Tensor]] = {}
+        self._reach_kept: dict[Site, tuple[float, Tensor]] = {}
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Go to ``center + multiple * radius * signs``, or to the place."""
         for site in sites:
             there = self.center(site) if self.place is None else self.place(site)
             if self.place is None and self.multiple:
-                signs = signs_of(site, draw)
+                signs = self.signs(site, draw)
                 # The center as the parameter holds it: displacements start from there.
                 there = there.to(site.param.dtype).to(signs.dtype)
                 there = there + self.multiple * self.reach(site) * signs
             local(site.param).copy_(there)
 
     def reach(self, site: Site) -> Tensor:
-        """What the radius really is, in every coordinate."""
-        return grid_radius(self.center(site), site.param.dtype, site.radius, self.factor)
+        """What the radius really is, in every coordinate; not to be written to."""
+        known, radius = self._reach_kept.get(site), site.radius
+        if known is None or known[0] != radius:
+            there = grid_radius(self.center(site), site.param.dtype, radius, self.factor)
+            known = radius, there
+            if there.numel() <= SMALL:
+                self._reach_kept[site] = known
+        return known[1]
+
+    def signs(self, site: Site, draw: Draw) -> Tensor:
+        """The directions of a draw; not to be written to."""
+        known = self._signs_kept.get(site)
+        if known is None or known[0] != draw:
+            known = draw, signs_of(site, draw)
+            if known[1].numel() <= SMALL:
+                self._signs_kept[site] = known
+        return known[1]
 
 
 class _Serving(Backends):
