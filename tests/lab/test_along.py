@@ -73,12 +73,17 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-def test_looking_changes_no_bit_of_the_training(run: Run, tmp_path: Path) -> None:
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])])
+def test_looking_changes_no_bit_of_the_training(run: Run, tmp_path: Path, kind: str) -> None:
     """Weights, BatchNorm's statistics, the optimizer and all random states, with dropout."""
     count: list[str] = []
-    along = Along(run, Asked(SMALL), 0.5, tmp_path / "with", CPU, count.append)
-    network_of(run, tmp_path / "with", CPU, watch=along)
-    network_of(run, tmp_path / "without", CPU)
+    device = torch.device(kind)
+    along = Along(run, Asked(SMALL), 0.5, tmp_path / "with", device, count.append)
+    network_of(run, tmp_path / "with", device, watch=along)
+    network_of(run, tmp_path / "without", device)
     one, other = (saved(tmp_path / name) for name in ("with", "without"))
     assert plain(one) == plain(other)
     assert len(count) == along.gradients  # as announced
@@ -120,6 +125,7 @@ def test_each_moment_is_measured_where_the_run_was(run: Run, tmp_path: Path) -> 
         *(line["total"]["variation"][0]["value"] for line in (first, last)),
     )
     assert after == there != before
+    assert Along(run, asked, 1, tmp_path, CPU).lines() == along.lines()  # found there again
 
 
 def test_an_interrupted_run_goes_on_at_the_same_radii(run: Run, tmp_path: Path) -> None:
