@@ -151,7 +151,7 @@ def landscape(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)  # of the training
         views = _seen(networks, asked, count, console, place)
-        _tell(views, lines, folder, console, _facts(source, run, asked, views, place))
+        _tell(views, lines, folder, console, _facts(source, run, asked, views, lines, place))
 
 
 def _name(source: str | None) -> str:
@@ -299,7 +299,12 @@ def _peak(place: torch.device) -> float:
 
 
 def _facts(
-    source: str | None, run: Run, asked: Asked, views: list[View], place: torch.device
+    source: str | None,
+    run: Run,
+    asked: Asked,
+    views: list[View],
+    along: list[dict[str, Any]],
+    place: torch.device,
 ) -> dict[str, str]:
     """How it was measured, for the report."""
     from aliceopt.lab.clock import now
@@ -311,7 +316,8 @@ def _facts(
     first = views[0]
     problem = run.problem.get("model")
     about = settings_in_words(problem) if isinstance(problem, dict) else ""
-    taken = sum(view.gradients for view in views)
+    taken, before = sum(view.gradients for view in views), sum(line["gradients"] for line in along)
+    trained = f", {before:,} while it trained" if along else ""
     metrics = {view.network: f"loss {view.loss:.4g}, metric {view.metric:.4g}" for view in views}
     told = "; ".join(f"{name}: {said}" for name, said in metrics.items())
     radii = f"{first.ladder.radii[0]:.1e} to {first.ladder.radii[-1]:.1e}"
@@ -325,7 +331,7 @@ def _facts(
         "Mode": "evaluation" if asked.evaluating else "training",
         "Radii": f"{radii}, {first.ladder.directions} directions a batch",
         "Precision": in_words(asked.precision),
-        "Gradients": f"{taken:,}, and those that chose the radii",
+        "Gradients": f"{taken:,}{trained}, and those that chose the radii",
         "Device": str(place),
         "Versions": settings_in_words(versions()),
         "Date": now(),
