@@ -58,9 +58,9 @@ RATES: dict[str, dict[str, Sequence[float]]] = {
     "digits": {
         "paper": (4e-2, 0.16, 0.64),
         "fixed": (1e-2, 4e-2, 0.16),
-        "drop-in": (2e-3, 8e-3, 3.2e-2),
+        "drop-in": (8e-3, 3.2e-2, 0.128),
     },
-    "gpt": {"paper": (2.5e-3, 1e-2, 4e-2), "drop-in": (2e-3, 8e-3, 3.2e-2)},
+    "gpt": {"paper": (2.5e-3, 1e-2, 4e-2), "drop-in": (5e-4, 2e-3, 8e-3)},
 }
 COLUMNS = (
     "problem", "settings", "form", "rate", "loss", "+-", "kappa^2", "at limit", "losses by rate",
