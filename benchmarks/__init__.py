@@ -12,5 +12,6 @@ medians over rounds in which every row takes its turn, so a drift of the machine
 ``benchmarks.landscape`` runs the instruments of ``aliceopt landscape`` once.
 
 ``python -m benchmarks.decisions`` times nothing: it counts how often whole studies of problems with
-a known answer decide rightly.
+a known answer decide rightly. Nor does ``python -m benchmarks.coherence``, which trains with
+corrected and uncorrected glass.
 """

@@ -46,6 +46,7 @@ __all__ = [
     "PRECISIONS",
     "PRESETS",
     "Asked",
+    "Instruments",
     "Preset",
     "View",
     "gradients_of",
@@ -136,14 +137,19 @@ class View:
 
 def gradients_of(asked: Asked, networks: int) -> int:
     """How many gradients will be taken; fewer where there are fewer batches."""
-    radii, directions, batches, points, plane = asked.preset
-    climbing = 1 + 2 * directions * radii
+    _, directions, batches, points, plane = asked.preset
     checking = 2 * (4 + 4 * directions)
     lines = 3 + (asked.between is not None)
     cutting = lines * (points + 1 + 2 * directions)
     cutting += plane**2 + 1 + 2 * directions if plane else 0
-    each = batches * (climbing + 1 + 2 * directions) + _checked(batches) * checking + cutting
+    each = climbing(asked.preset) + batches * (1 + 2 * directions)
+    each += _checked(batches) * checking + cutting
     return networks * (CHOOSING_GRADIENTS + len(asked.parts) * each)
+
+
+def climbing(preset: Preset) -> int:
+    """Gradients of a ladder on one kind of batches."""
+    return preset.batches * (1 + 2 * preset.directions * preset.radii)
 
 
 def _checked(batches: int) -> int:
@@ -168,7 +174,7 @@ def see(
         )
     told = {name: network.evaluated(network.model) for name, network in networks.items()}
     set_products(asked.precision)
-    there = {name: _Measured(network, asked, tick) for name, network in networks.items()}
+    there = {name: Instruments(network, asked, tick) for name, network in networks.items()}
     chosen = {name: measured.radii() for name, measured in there.items()}
     radii = max((found.radii for found in chosen.values()), key=lambda r: r[0])
     for name, measured in there.items():
@@ -191,7 +197,7 @@ def see(
             )
 
 
-class _Measured:
+class Instruments:
     """A network in the precision and the mode in which it is measured."""
 
     def __init__(self, network: Network, asked: Asked, tick: Tick):
@@ -214,6 +220,7 @@ class _Measured:
         self.blocks: Blocks = own if asked.blocks is None and own else asked.blocks
 
     def batches(self, part: str) -> Iterator[Batch]:
+        """Of one kind, the same every time."""
         split = self.network.train if part == "training" else self.network.validation
         drawn = batches_of(split, self.batch_size, self.asked.preset.batches, self.asked.seed, part)
         for inputs, targets in drawn:
@@ -226,18 +233,20 @@ class _Measured:
         return here.double() if self.double else here
 
     def closure(self, instrument: str, batch: Batch) -> Tensor:
+        """Forward and backward."""
         loss = self.network.loss(batch)
         loss.backward()
         self.tick(instrument)
         return loss.detach()
 
-    def radii(self) -> Radii:
+    def radii(self, smallest: float | None = None) -> Radii:
+        """From the smallest that is given or asked for, or as small as can be read."""
         batch = next(self.batches(self.asked.parts[0]))
         return choose_radii(
             self.model,
             lambda: self.closure("radii", batch),
             count=self.asked.preset.radii,
-            smallest=self.asked.radius,
+            smallest=smallest or self.asked.radius,
             samples=self.asked.preset.directions * self.asked.preset.batches,
             spacing=_SPACINGS.get(self.asked.precision),
             blocks=self.blocks,
@@ -245,6 +254,7 @@ class _Measured:
         )
 
     def climb(self, part: str, radii: Radii) -> Ladder:
+        """The ladder."""
         return ladder(
             self.model,
             partial(self.closure, "ladder"),
@@ -256,6 +266,7 @@ class _Measured:
         )
 
     def check(self, part: str, radius: float) -> BoundCheck:
+        """Bounds at one radius."""
         return bound_check(
             self.model,
             partial(self.closure, "bounds"),
@@ -269,6 +280,7 @@ class _Measured:
         )
 
     def diagonals(self, part: str, radius: float) -> Diagonals:
+        """Curvature by coordinate."""
         return diagonals(
             self.model,
             partial(self.closure, "diagonals"),
@@ -281,6 +293,7 @@ class _Measured:
         )
 
     def exact(self, part: str) -> dict[str, dict[str, float]]:
+        """The same from the exact Hessian."""
         return exact_diagonals(
             self.model, self.network.loss, batches=self.batches(part), blocks=self.blocks
         )
@@ -307,7 +320,7 @@ class _Measured:
         if self.asked.between is not None:
             here = {name: param.detach() for name, param in self.model.named_parameters()}
             others = self.asked.between
-            named["other weights"] = {n: others[n].to(p) - p for n, p in here.items()}
+            named["other weights"] = {n: (others[n].to(p) - p).cpu() for n, p in here.items()}
         yield cut("gradient")
         yield cut("random")
         for name, move in named.items():
@@ -333,7 +346,10 @@ def _size(move: Mapping[str, Tensor]) -> float:
 
 
 def last_step(network: Network) -> dict[str, Tensor]:
-    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate."""
+    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate.
+
+    On the CPU, as a network on a device may want the memory while it is measured.
+    """
     run, saved = network.run, network.method
     assert run is not None
     assert saved is not None
@@ -347,9 +363,9 @@ def last_step(network: Network) -> dict[str, Tensor]:
         with autocast(network.precision, network.device):
             return loss_of(model(inputs), targets).reshape(())
 
-    before = {name: param.detach().clone() for name, param in model.named_parameters()}
     method.bind(loss, batch, capture=False)(*batch)
-    return {name: param.detach() - before[name] for name, param in model.named_parameters()}
+    here = dict(network.model.named_parameters())
+    return {name: (p - here[name]).detach().cpu() for name, p in model.named_parameters()}
 
 
 def batches_of(split: Split, size: int, most: int, seed: int, part: str) -> Iterator[Batch]:
