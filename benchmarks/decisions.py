@@ -9,15 +9,14 @@ Each study has other data and starts from other points. `benchmarks.planted` has
 
 - newton: Alice with "abs" wins. The decision is right if it is chosen, and established to be better
   than every other method.
-- spread: the same, but results spread over powers of ten, which five seeds often cannot tell from
-  luck. It is counted, and nothing is demanded.
-- logs: the same again, judged by the logarithm of the loss.
+- spread: the same, but results spread over powers of ten, so that only their ratios can tell.
+- logs: the same again, with the logarithm of the loss as a metric of its own.
 - sgd: as newton, for SGD with momentum.
 - tie: no method differs from another. The decision is right if none is claimed to be worse than
   the best.
 
 The exit status is 1 if a problem is decided rightly less often than it should be: every time where
-there is a winner (but for spread), in nine of ten studies where there is none.
+there is a winner, in nine of ten studies where there is none.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -74,5 +75,5 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     assert [command.split()[0] for command in commands] == ["new-problem", "study", "study"]
     for command in commands:
         more = ["--dry-run"] if command.startswith("study") and "--dry-run" not in command else []
-        result = aliceopt(*command.split(), *more)
+        result = aliceopt(*shlex.split(command), *more)
         assert result.exit_code == 0, result.output

@@ -162,6 +162,23 @@ def test_an_interrupted_comparison_goes_on_behind_what_is_there(tmp_path, source
     assert new == old
 
 
+def test_layers_of_which_a_kill_left_some_are_made_again(tmp_path, source):
+    """Each once, as if there had been no kill; whole ones are left alone."""
+    out = tmp_path / "out"
+    asked = ["--out", out, "--sparsity", "0.5", "--gradients", 20, "--criteria", "magnitude"]
+    asked += ["--layers", "0.5"]
+    assert compress(source, *asked).exit_code == 0
+    journal = out / "adamw/seed-0/compression.jsonl"
+    whole = journal.read_bytes()
+    assert compress(source, *asked, "--resume").exit_code == 0
+    assert journal.read_bytes() == whole
+    before = [{**line, "date": ""} for line in records_of(out)]
+    assert [line.get("layer") for line in before] == [None, None, "0.weight", "3.weight"]
+    journal.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])  # all but the last line
+    assert compress(source, *asked, "--resume").exit_code == 0
+    assert [{**line, "date": ""} for line in records_of(out)] == before
+
+
 def records_of_complete(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
 

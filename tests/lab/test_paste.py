@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from aliceopt.lab.methods import TERMS, make_method, optimizer_name
+from aliceopt.lab.methods import STEPS, TERMS, make_method, optimizer_name
 from aliceopt.lab.paste import lines_to_paste
 from aliceopt.lab.problems import build_problem
 from aliceopt.lab.study import SETTINGS, study_plan
@@ -29,7 +29,7 @@ def installed() -> list[str]:
     return [
         key
         for key, method in SETTINGS["baselines"].items()
-        if importlib.util.find_spec(optimizer_name(method["optimizer"])[0].partition(".")[0])
+        if importlib.util.find_spec(optimizer_name(method.optimizer)[0].partition(".")[0])
     ]
 
 
@@ -37,7 +37,8 @@ def installed() -> list[str]:
 def test_the_lines_of_every_method_of_a_study_make_its_optimizer(limit: str) -> None:
     """The same class and the same options, learning rates to three digits, for all of the plan."""
     pytest.importorskip("sklearn")
-    study = study_plan(terms=list(TERMS), baselines=installed(), tune=1, limit=limit, lr=0.0123456)
+    every = {"terms": list(TERMS), "steps": list(STEPS), "baselines": installed()}
+    study = study_plan(**every, tune=1, limit=limit, lr=0.0123456)
     model = build_problem(study.final.problem, seed=0).model
     methods = study.final.methods
     assert len(methods) >= 2 * len(TERMS) + 5

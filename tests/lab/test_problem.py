@@ -317,7 +317,10 @@ def test_a_function_is_found_in_a_file_and_in_a_module(tmp_path, monkeypatch):
         ("file.py:two words", "got 'file.py:two words'"),
         ("absent.py:f", "there is no file 'absent.py'"),
         ("no_such_package.thing:f", "no module 'no_such_package.thing' here or installed"),
-        ("good.py:other", "good.py has no function 'other'; it has problem"),
+        ("good.py:other", "good.py has no function 'other'; there is problem, make"),
+        ("good.py:prob", "good.py has no function 'prob': did you mean 'problem'?"),
+        ("good.py:join", "good.py has no function 'join'; there is problem, make"),
+        ("empty.py:f", "empty.py has no function 'f'"),
         ("broken.py:f", "broken.py cannot be run: SyntaxError"),
         ("raising.py:f", "raising.py cannot be run: ZeroDivisionError"),
         ("raising:f", "raising cannot be imported: ZeroDivisionError"),
@@ -327,7 +330,9 @@ def test_a_function_is_found_in_a_file_and_in_a_module(tmp_path, monkeypatch):
 )
 def test_a_function_that_cannot_be_found_is_told_why(tmp_path, monkeypatch, name, said):
     """File, module, function: whichever is missing."""
-    (tmp_path / "good.py").write_text("def problem(): ...\n")
+    imported = "from os.path import join as joined\nfrom pathlib import Path\n"
+    (tmp_path / "good.py").write_text(f"{imported}def problem(): ...\ndef make(): ...\n")
+    (tmp_path / "empty.py").write_text(imported)
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "raising.py").write_text("1 / 0\n")
     (tmp_path / "needy.py").write_text("import no_such_package\n")
@@ -336,3 +341,4 @@ def test_a_function_that_cannot_be_found_is_told_why(tmp_path, monkeypatch, name
     with pytest.raises(ProblemError) as raised:
         load_function(name)
     assert said in str(raised.value)
+    assert "Path" not in str(raised.value)

@@ -69,7 +69,7 @@ def test_the_template_never_overwrites(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             write_template(tmp_path / name)
-    with pytest.raises(ProblemError, match=r"--kind must be one of spirals, .*; got 'audio'"):
+    with pytest.raises(ProblemError, match=r"--kind 'audio' is no kind .*; there is spirals, v"):
         write_template(tmp_path / "new.py", "audio")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py"]
 

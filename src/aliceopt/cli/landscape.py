@@ -15,6 +15,7 @@ from aliceopt.cli.refusal import needs_lab, refuse, say
 if TYPE_CHECKING:
     import torch
 
+    from aliceopt.lab.along import Along
     from aliceopt.lab.landscapes import Asked, View
     from aliceopt.lab.network import Network
     from aliceopt.lab.spec import Run
@@ -62,6 +63,14 @@ def landscape(
         typer.Option(
             help="The smallest radius; by default as small as rounding and kinks allow, which is "
             "looked for first."
+        ),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="EPOCHS",
+            help="Also measure exponents while the network trains: before its first step, every "
+            "so many epochs (0.5: twice in each), and at the end.",
         ),
     ] = None,
     between: Annotated[
@@ -134,12 +143,15 @@ def landscape(
             run = _run(source, seed, scale, data, folder, method)
         console = stdout_console()
         count = 1 + (twin is not None) + train_twin
-        _announce(preset, asked, count)
-        networks = _networks(run, folder, place, checkpoint, twin, train_twin)
+        along = None if every is None else _along(run, asked, every, folder, place, checkpoint)
+        _announce(preset, asked, count, along)
+        networks = _networks(run, folder, place, checkpoint, twin, train_twin, along)
+        lines = [] if along is None else along.lines()
+        del along  # it has a network of its own
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)  # of the training
         views = _seen(networks, asked, count, console, place)
-        _tell(views, folder, console, _facts(source, run, asked, views, place))
+        _tell(views, lines, folder, console, _facts(source, run, asked, views, lines, place))
 
 
 def _name(source: str | None) -> str:
@@ -184,7 +196,22 @@ def _run(
     return problem_run(source, seed, scale=scale, data=data, method=method)
 
 
-def _announce(preset: str, asked: Asked, count: int) -> None:
+def _along(
+    run: Run,
+    asked: Asked,
+    every: float,
+    folder: Path,
+    place: torch.device,
+    checkpoint: Path | None,
+) -> Along:
+    from aliceopt.lab.along import Along
+
+    if checkpoint is not None:
+        raise ValueError("--every looks on while a network trains: give a problem, no checkpoint")
+    return Along(run, asked, every, folder, place, tell=say)
+
+
+def _announce(preset: str, asked: Asked, count: int, along: Along | None) -> None:
     from aliceopt.lab.landscapes import gradients_of
     from aliceopt.lab.words import counted
 
@@ -195,6 +222,9 @@ def _announce(preset: str, asked: Asked, count: int) -> None:
         f"{preset}: {gradients_of(asked, count):,} gradients at most, for "
         f"{counted(count, 'network')} on {kinds} batches ({each} of each kind)"
     )
+    if along is not None:
+        times = counted(len(along.steps), "time")
+        say(f"before that, while it trains: {along.gradients:,} gradients at most, {times}")
 
 
 def _networks(
@@ -204,13 +234,14 @@ def _networks(
     checkpoint: Path | None,
     twin: str | None,
     train_twin: bool,
+    along: Along | None,
 ) -> dict[str, Network]:
     from aliceopt.lab.network import network_of
     from aliceopt.landscape.twins import check_swapped
 
     if train_twin and twin is None:
         raise ValueError("--train-twin needs --twin, the activation to train with")
-    networks = {"as trained": network_of(run, folder, place, checkpoint)}
+    networks = {"as trained": network_of(run, folder, place, checkpoint, watch=along)}
     if twin is not None:
         swapped = network_of(run, folder, place, checkpoint, twin)
         say(f"{twin} twin: {check_swapped(swapped.model)} in a pass")
@@ -230,7 +261,13 @@ def _seen(
 
     from aliceopt.lab.landscapes import gradients_of, see
 
-    columns = ("gradients", BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        "gradients",
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        "{task.description}",
+    )
     views: list[View] = []
     peaks: list[float] = []
     begun = time.perf_counter()
@@ -239,8 +276,8 @@ def _seen(
     ) as bars:
         task = bars.add_task("", total=gradients_of(asked, count))
 
-        def tick() -> None:
-            bars.advance(task)
+        def tick(instrument: str) -> None:
+            bars.update(task, advance=1, description=instrument)
             if not peaks:
                 peaks.append(_peak(place))
 
@@ -262,7 +299,12 @@ def _peak(place: torch.device) -> float:
 
 
 def _facts(
-    source: str | None, run: Run, asked: Asked, views: list[View], place: torch.device
+    source: str | None,
+    run: Run,
+    asked: Asked,
+    views: list[View],
+    along: list[dict[str, Any]],
+    place: torch.device,
 ) -> dict[str, str]:
     """How it was measured, for the report."""
     from aliceopt.lab.clock import now
@@ -274,7 +316,8 @@ def _facts(
 
     first = views[0]
     model = run.problem.model if isinstance(run.problem, LabProblem) else {}
-    taken = sum(view.gradients for view in views)
+    taken, before = sum(view.gradients for view in views), sum(line["gradients"] for line in along)
+    trained = f", {before:,} while it trained" if along else ""
     metrics = {view.network: f"loss {view.loss:.4g}, metric {view.metric:.4g}" for view in views}
     told = "; ".join(f"{name}: {said}" for name, said in metrics.items())
     radii = f"{first.ladder.radii[0]:.1e} to {first.ladder.radii[-1]:.1e}"
@@ -288,15 +331,22 @@ def _facts(
         "Mode": "evaluation" if asked.evaluating else "training",
         "Radii": f"{radii}, {first.ladder.directions} directions a batch",
         "Precision": in_words(asked.precision),
-        "Gradients": f"{taken:,}, and those that chose the radii",
+        "Gradients": f"{taken:,}{trained}, and those that chose the radii",
         "Device": str(place),
         "Versions": settings_in_words(versions()),
         "Date": now(),
     }
 
 
-def _tell(views: list[View], folder: Path, console: Any, facts: dict[str, str]) -> None:
+def _tell(
+    views: list[View],
+    along: list[dict[str, Any]],
+    folder: Path,
+    console: Any,
+    facts: dict[str, str],
+) -> None:
     from aliceopt.lab.report.landscape import write_landscape_report
+    from aliceopt.lab.results.along_table import reading_along
     from aliceopt.lab.results.landscape_table import (
         bounds_table,
         landscape_table,
@@ -307,17 +357,20 @@ def _tell(views: list[View], folder: Path, console: Any, facts: dict[str, str]) 
     from aliceopt.lab.tensor_file import write_tensors
     from aliceopt.lab.writing import replacing
 
-    with replacing(folder / "landscape.jsonl") as beside:
-        lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in records(views))
-        beside.write_text(lines, encoding="utf-8")
+    written = {"landscape.jsonl": records(views)} | ({"along.jsonl": along} if along else {})
+    for name, content in written.items():
+        with replacing(folder / name) as beside:
+            lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in content)
+            beside.write_text(lines, encoding="utf-8")
     write_tensors(folder / "landscape.safetensors", tensors(views))
     console.print(landscape_table(views))
-    for line in reading(views):
+    for line in [*reading(views), *reading_along(along)]:
         console.print(line)
     console.print("Rises of the loss beyond g.d: how often above the bound, and rise over bound")
     console.print(bounds_table(views))
-    path, pictures = write_landscape_report(folder, views, facts)
+    path, pictures = write_landscape_report(folder, views, facts, along)
     for picture in pictures:
         say(f"figure: {picture.path}")
     say(f"report: {path}")
-    say(f"numbers: {folder / 'landscape.jsonl'}, {folder / 'landscape.safetensors'}")
+    names = [*written, "landscape.safetensors"]
+    say(f"numbers: {', '.join(str(folder / name) for name in names)}")

@@ -136,13 +136,15 @@ Terms = Annotated[
     ),
 ]
 Steps = Annotated[
-    str | None, typer.Option(help="naq (accelerated), full (quasi-Newton), or both: naq,full.")
+    str | None,
+    typer.Option(help="naq (accelerated, the default), full (quasi-Newton), or both: naq,full."),
 ]
 Baselines = Annotated[
     str | None,
     typer.Option(
-        help="By commas, of alice (its defaults), adam, adamw, sgd-m, nesterov, adahessian, "
-        "schedule-free, muon; default all; '' for none."
+        help="By commas, of alice (its defaults), alice-plain (no look-ahead), alice-curvature, "
+        "adam, adamw, nadamw, sgd-m, nesterov, adahessian, schedule-free, muon; default all; '' "
+        "for none."
     ),
 ]
 StudySeeds = Annotated[

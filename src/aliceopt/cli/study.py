@@ -42,11 +42,11 @@ def study(
     tensorboard: options.TensorBoard = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Find out which curvature terms help to train a model on its data.
+    """Find out what to train a model on its data with.
 
-    Trains the same model with every term and step of Alice and with
-    baselines, over several seeds, and ends with a table, a finding in plain
-    words and a report to open in a browser.
+    Trains the same model with Alice, without its look-ahead, with every
+    curvature term, and with baselines, over several seeds, and ends with a
+    table, a finding in plain words and a report to open in a browser.
     """
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked

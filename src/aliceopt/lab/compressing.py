@@ -46,17 +46,31 @@ def compress_network(
     """
     there = records.results_of(records.read_folder(folder))
     done = {result.key for result in there if result.seed == run.seed}
-    old = records.calibrations_of(records.read_run(folder, run))
+    layers_left = ask.layers is not None and _layers_left(network.model, run, folder, ask)
     said = records.about(*told, run, network)
     keeper = _Keeper(folder, there)
     with contextlib.closing(records.journal_of(folder, run)) as journal:
         for result in compare(network, run.seed, ask, done=done, keep=keeper):
             records.keep_result(journal, said, result)
             yield f"{result.criterion} {100 * result.sparsity:g}%: loss {result.loss:.4f}"
-        if ask.layers is not None and (ask.layers, ask.gradients, run.seed) not in old:
+        if ask.layers is not None and layers_left:
             found = calibrate(network, run.seed, ask.layers, ask.gradients)
             records.keep_layers(journal, said, found, ask.gradients)
             yield f"{counted(len(found.layers), 'layer')}: predicted and measured"
+
+
+def _layers_left(model: nn.Module, run: Run, folder: Path, ask: Ask) -> bool:
+    """Whether a layer that is asked for is not recorded; if so, the others are forgotten."""
+
+    def asked_for(line: records.Line) -> bool:
+        kind = "layer", ask.layers, ask.gradients
+        return (line["event"], line["sparsity"], line["budget"]) == kind
+
+    there = {line["layer"] for line in records.read_run(folder, run) if asked_for(line)}
+    left = set(weights_of(model)) - there
+    if left and there:  # a kill between two of their lines
+        records.forget(folder, run, asked_for)
+    return bool(left)
 
 
 class _Keeper:

@@ -127,7 +127,8 @@ class Result:
     """A network pruned by one criterion to one sparsity.
 
     ``removed`` is the share that went: less than the sparsity where 2:4 leaves layers dense.
-    ``gradients`` and ``seconds`` are those of the scores, all rounds, up to the masks.
+    ``gradients`` and ``seconds`` are those of the scores, all rounds, up to the masks; seconds are
+    None where other work shared the device.
     """
 
     criterion: str
@@ -136,7 +137,7 @@ class Result:
     loss: float
     metric: float
     gradients: int = 0
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     temper: float | None = None
     radius: float | None = None
     removed: float = 0.0

@@ -61,7 +61,7 @@ _RESULT: dict[str, tuple[type, ...]] = {
     "loss": _UNKNOWN,
     "metric": _UNKNOWN,
     "gradients": (int,),
-    "seconds": _NUMBER,
+    "seconds": _UNKNOWN,
     "temper": _UNKNOWN,
     "radius": _UNKNOWN,
     "removed": _NUMBER,

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -39,13 +40,27 @@ from aliceopt.landscape import (
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
 from aliceopt.landscape.power_law import Blocks
 
-__all__ = ["PARTS", "PRECISIONS", "PRESETS", "Asked", "Preset", "View", "gradients_of", "see"]
+__all__ = [
+    "INSTRUMENTS",
+    "PARTS",
+    "PRECISIONS",
+    "PRESETS",
+    "Asked",
+    "Instruments",
+    "Preset",
+    "View",
+    "gradients_of",
+    "see",
+]
 
 PARTS = ("training", "held-out")
 """Kinds of batches."""
 
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 """How a network may be measured."""
+
+INSTRUMENTS = ("radii", "ladder", "bounds", "diagonals", "slices")
+"""What gradients are taken for, in this order."""
 
 _SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
@@ -122,14 +137,19 @@ class View:
 
 def gradients_of(asked: Asked, networks: int) -> int:
     """How many gradients will be taken; fewer where there are fewer batches."""
-    radii, directions, batches, points, plane = asked.preset
-    climbing = 1 + 2 * directions * radii
+    _, directions, batches, points, plane = asked.preset
     checking = 2 * (4 + 4 * directions)
     lines = 3 + (asked.between is not None)
     cutting = lines * (points + 1 + 2 * directions)
     cutting += plane**2 + 1 + 2 * directions if plane else 0
-    each = batches * (climbing + 1 + 2 * directions) + _checked(batches) * checking + cutting
+    each = climbing(asked.preset) + batches * (1 + 2 * directions)
+    each += _checked(batches) * checking + cutting
     return networks * (CHOOSING_GRADIENTS + len(asked.parts) * each)
+
+
+def climbing(preset: Preset) -> int:
+    """Gradients of a ladder on one kind of batches."""
+    return preset.batches * (1 + 2 * preset.directions * preset.radii)
 
 
 def _checked(batches: int) -> int:
@@ -137,8 +157,12 @@ def _checked(batches: int) -> int:
     return (batches + 1) // 2
 
 
+Tick = Callable[[str], Any]
+"""Called after every gradient with what it was taken for, one of `INSTRUMENTS`."""
+
+
 def see(
-    networks: dict[str, Network], asked: Asked, tick: Callable[[], Any] = lambda: None
+    networks: dict[str, Network], asked: Asked, tick: Tick = lambda instrument: None
 ) -> Iterator[View]:
     """Measure every network on every kind of batches; ``tick`` is called after every gradient.
 
@@ -150,7 +174,7 @@ def see(
         )
     told = {name: network.evaluated(network.model) for name, network in networks.items()}
     set_products(asked.precision)
-    there = {name: _Measured(network, asked, tick) for name, network in networks.items()}
+    there = {name: Instruments(network, asked, tick) for name, network in networks.items()}
     chosen = {name: measured.radii() for name, measured in there.items()}
     radii = max((found.radii for found in chosen.values()), key=lambda r: r[0])
     for name, measured in there.items():
@@ -173,10 +197,10 @@ def see(
             )
 
 
-class _Measured:
+class Instruments:
     """A network in the precision and the mode in which it is measured."""
 
-    def __init__(self, network: Network, asked: Asked, tick: Callable[[], Any]):
+    def __init__(self, network: Network, asked: Asked, tick: Tick):
         self.asked, self.tick = asked, tick
         self.moves = {} if network.method is None else {"optimizer": last_step(network)}
         self.network = replace(network, precision=asked.precision)
@@ -196,6 +220,7 @@ class _Measured:
         self.blocks: Blocks = own if asked.blocks is None and own else asked.blocks
 
     def batches(self, part: str) -> Iterator[Batch]:
+        """Of one kind, the same every time."""
         split = self.network.train if part == "training" else self.network.validation
         drawn = batches_of(split, self.batch_size, self.asked.preset.batches, self.asked.seed, part)
         for inputs, targets in drawn:
@@ -207,19 +232,21 @@ class _Measured:
         here = value.contiguous() if self.plain else value
         return here.double() if self.double else here
 
-    def closure(self, batch: Batch) -> Tensor:
+    def closure(self, instrument: str, batch: Batch) -> Tensor:
+        """Forward and backward."""
         loss = self.network.loss(batch)
         loss.backward()
-        self.tick()
+        self.tick(instrument)
         return loss.detach()
 
-    def radii(self) -> Radii:
+    def radii(self, smallest: float | None = None) -> Radii:
+        """From the smallest that is given or asked for, or as small as can be read."""
         batch = next(self.batches(self.asked.parts[0]))
         return choose_radii(
             self.model,
-            lambda: self.closure(batch),
+            lambda: self.closure("radii", batch),
             count=self.asked.preset.radii,
-            smallest=self.asked.radius,
+            smallest=smallest or self.asked.radius,
             samples=self.asked.preset.directions * self.asked.preset.batches,
             spacing=_SPACINGS.get(self.asked.precision),
             blocks=self.blocks,
@@ -227,9 +254,10 @@ class _Measured:
         )
 
     def climb(self, part: str, radii: Radii) -> Ladder:
+        """The ladder."""
         return ladder(
             self.model,
-            self.closure,
+            partial(self.closure, "ladder"),
             radii,
             batches=self.batches(part),
             directions=self.asked.preset.directions,
@@ -238,9 +266,10 @@ class _Measured:
         )
 
     def check(self, part: str, radius: float) -> BoundCheck:
+        """Bounds at one radius."""
         return bound_check(
             self.model,
-            self.closure,
+            partial(self.closure, "bounds"),
             radius,
             batches=islice(self.batches(part), _checked(self.asked.preset.batches)),
             probes=self.asked.preset.directions,
@@ -251,9 +280,10 @@ class _Measured:
         )
 
     def diagonals(self, part: str, radius: float) -> Diagonals:
+        """Curvature by coordinate."""
         return diagonals(
             self.model,
-            self.closure,
+            partial(self.closure, "diagonals"),
             radius,
             batches=self.batches(part),
             directions=self.asked.preset.directions,
@@ -263,6 +293,7 @@ class _Measured:
         )
 
     def exact(self, part: str) -> dict[str, dict[str, float]]:
+        """The same from the exact Hessian."""
         return exact_diagonals(
             self.model, self.network.loss, batches=self.batches(part), blocks=self.blocks
         )
@@ -275,7 +306,7 @@ class _Measured:
             preset = self.asked.preset
             found = slices(
                 self.model,
-                lambda: self.closure(batch),
+                lambda: self.closure("slices", batch),
                 direction,
                 reach,
                 points=points or preset.points,
@@ -289,7 +320,7 @@ class _Measured:
         if self.asked.between is not None:
             here = {name: param.detach() for name, param in self.model.named_parameters()}
             others = self.asked.between
-            named["other weights"] = {n: others[n].to(p) - p for n, p in here.items()}
+            named["other weights"] = {n: (others[n].to(p) - p).cpu() for n, p in here.items()}
         yield cut("gradient")
         yield cut("random")
         for name, move in named.items():
@@ -315,7 +346,10 @@ def _size(move: Mapping[str, Tensor]) -> float:
 
 
 def last_step(network: Network) -> dict[str, Tensor]:
-    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate."""
+    """The step that the network's optimizer takes next, on a copy: one batch more, at full rate.
+
+    On the CPU, as a network on a device may want the memory while it is measured.
+    """
     run, saved = network.run, network.method
     assert run is not None
     assert saved is not None
@@ -329,9 +363,9 @@ def last_step(network: Network) -> dict[str, Tensor]:
         with autocast(network.precision, network.device):
             return loss_of(model(inputs), targets).reshape(())
 
-    before = {name: param.detach().clone() for name, param in model.named_parameters()}
     method.bind(loss, batch, capture=False)(*batch)
-    return {name: param.detach() - before[name] for name, param in model.named_parameters()}
+    here = dict(network.model.named_parameters())
+    return {name: (p - here[name]).detach().cpu() for name, p in model.named_parameters()}
 
 
 def batches_of(split: Split, size: int, most: int, seed: int, part: str) -> Iterator[Batch]:

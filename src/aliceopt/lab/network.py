@@ -28,6 +28,7 @@ from aliceopt.lab.spec import LabProblem, Run, Schedule, Source, Training, UserP
 from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import Progress, train
 from aliceopt.lab.typed import from_json, to_json
+from aliceopt.lab.watch import Watch
 from aliceopt.lab.writing import replacing
 from aliceopt.landscape.twins import check_swapped
 
@@ -38,6 +39,7 @@ __all__ = [
     "check_same",
     "check_source",
     "checkpoint_run",
+    "fresh_network",
     "network_of",
     "problem_run",
     "weights_of",
@@ -174,45 +176,67 @@ def network_of(
     device: torch.device,
     checkpoint: Path | None = None,
     twin: str | None = None,
+    watch: Watch | None = None,
 ) -> Network:
     """Train, or go on with what the folder has; or read the weights of a checkpoint.
 
     ``twin`` puts another activation into the trained network, see `aliceopt.landscape.twin`.
+    ``watch`` looks on while it is trained.
     """
     given = None if checkpoint is None else _content(checkpoint)
     made_by = check_same(run, folder, checkpoint)
     with replacing(run_folder(folder, run.method, run.seed) / "network.json") as beside:
         beside.write_text(made_by, encoding="utf-8")
-    content = _trained(run, folder, device) if given is None else given
+    content = _trained(run, folder, device, watch) if given is None else given
+    network = fresh_network(run, device, twin, content.get("model", content))
+    if twin is not None:
+        with torch.no_grad(), autocast(network.precision, device):
+            network.model(network.train.batch(run.seed, 0, 0)[0])
+        check_swapped(network.model)
+    return replace(network, method=content.get("method") if "model" in content else None)
+
+
+def fresh_network(
+    run: Run,
+    device: torch.device,
+    twin: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Network:
+    """The network of a run before its first step, or with given weights."""
     source = run.problem if twin is None else replace(run.problem, twin=twin)
     problem, precision = build_problem(source, run.seed), run.training.precision
     set_products(precision)
-    try:
-        problem.model.load_state_dict(content.get("model", content))
-    except RuntimeError as error:
-        raise PlanError(f"the checkpoint does not fit the model: {error}") from error
+    if weights is not None:
+        try:
+            problem.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise PlanError(f"the checkpoint does not fit the model: {error}") from error
     model = problem.model.to(device).eval()
     if isinstance(problem.loss, nn.Module):
         problem.loss.to(device)  # it may hold the weights of classes
     train_, validation = problem.train.to(device), problem.validation.to(device)
     if lay_out_(model, precision):
         train_, validation = ChannelsLast(train_), ChannelsLast(validation)
-    if twin is not None:
-        with torch.no_grad(), autocast(precision, device):
-            model(train_.batch(run.seed, 0, 0)[0])
-        check_swapped(model)
     most = run.training.validation_batches
-    method = content.get("method") if "model" in content else None
-    return Network(problem, model, train_, validation, precision, device, most, run, method)
+    return Network(problem, model, train_, validation, precision, device, most, run)
 
 
-def _trained(run: Run, folder: Path, device: torch.device) -> dict[str, Any]:
+def _trained(
+    run: Run, folder: Path, device: torch.device, watch: Watch | None = None
+) -> dict[str, Any]:
     """The checkpoint at the end of training, which is made, gone on with, or over."""
     place = run_folder(folder, run.method, run.seed)
     done = load_checkpoint(place / "checkpoint.pt")
     if done is None or done["step"] < run.training.steps:
         told: list[Progress] = []
-        status = train(run, folder, device=str(device), resume=done is not None, report=told.append)
+        status = train(
+            run,
+            folder,
+            device=str(device),
+            resume=done is not None,
+            report=told.append,
+            watch=watch,
+        )
         if status == "interrupted":
             raise KeyboardInterrupt
         if status != "finished":

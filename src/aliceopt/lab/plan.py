@@ -7,7 +7,6 @@ long scale where it is none of the paper's; ``--set`` has the last word.
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -31,6 +30,7 @@ from aliceopt.lab.spec import (
     checked_precision,
 )
 from aliceopt.lab.typed import checked, from_json, whole
+from aliceopt.lab.words import meant
 
 __all__ = [
     "EXPERIMENTS",
@@ -275,7 +275,7 @@ def _batches(settings: Mapping[str, Any], size: int, read: bool) -> int:
 def settings_of(name: str, scale: str) -> dict[str, Any]:
     """An experiment's settings at a scale, before a user's changes."""
     if name not in EXPERIMENTS:
-        raise PlanError(f"no experiment {name!r}{_meant(name, EXPERIMENTS)}")
+        raise PlanError(f"no experiment {name!r}{meant(name, EXPERIMENTS)}")
     if scale not in (known := scales_of(name)):
         raise PlanError(f"scale must be one of {', '.join(known)}; got {scale!r}")
     settings, mine = _read("common"), _read(name)
@@ -323,7 +323,7 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     table = settings
     for part in path[:-1]:
         if part not in table or not isinstance(table[part], dict):
-            raise PlanError(f"--set {change}: there is no {part!r}{_meant(part, table)}")
+            raise PlanError(f"--set {change}: there is no {part!r}{meant(part, table)}")
         table[part] = dict(table[part])
         table = table[part]
     training = [name for name in PlannedTraining.__dataclass_fields__ if name != "batches"]
@@ -331,7 +331,7 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     where = ".".join(path[:-1])
     known = fields.get(where, [] if path[0] in _OPEN_TABLES and path[:-1] else list(table))
     if known and path[-1] not in known:
-        raise PlanError(f"--set {change}: there is no {key!r}{_meant(path[-1], known)}")
+        raise PlanError(f"--set {change}: there is no {key!r}{meant(path[-1], known)}")
     if path[:-1] == ["train"] and path[-1] in ("steps", "epochs"):
         table.pop({"steps": "epochs", "epochs": "steps"}[path[-1]], None)
     value = _value(text.strip())
@@ -356,12 +356,6 @@ def choose(known: Mapping[str, Any], wanted: Iterable[str] | None, what: str) ->
     chosen = {}
     for key in wanted:
         if key not in known:
-            raise PlanError(f"no {what} {key!r}{_meant(key, known)}")
+            raise PlanError(f"no {what} {key!r}{meant(key, known)}")
         chosen[key] = known[key]
     return chosen
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(word.lower(), names, n=1)
-    return f": did you mean {near[0]!r}?" if near else f"; there is {', '.join(names)}"

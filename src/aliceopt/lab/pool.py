@@ -144,7 +144,8 @@ def _refuse_left_out(plan: Plan, others: Sequence[RunRecord], folder: Path) -> N
     if left and plan.kind != "experiment":
         raise PlanError(
             f"{str(folder)!r} also holds results of {'; '.join(left)} that this command leaves "
-            "out: ask for as many terms, baselines and seeds as before, choose another --out, or "
+            "out: ask for as many terms, steps, baselines and seeds as before, choose another "
+            "--out, or "
             "--overwrite"
         )
 

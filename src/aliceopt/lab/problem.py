@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from aliceopt.lab.data.accept import as_split
 from aliceopt.lab.data.splits import Split
+from aliceopt.lab.words import meant
 
 __all__ = [
     "METRICS",
@@ -203,8 +204,14 @@ def load_function(name: str) -> Callable[[], Any]:
     module = _load_file(name, module_name) if module_name.endswith(".py") else _load(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        mine = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
-        there = f"; it has {', '.join(mine)}" if mine else ""
+        mine = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value)
+            and value.__module__ == module.__name__  # not what it imports
+            and not key.startswith("_")
+        ]
+        there = meant(function_name, mine) if mine else ""
         raise ProblemError(f"{module_name} has no function {function_name!r}{there}")
     found: Callable[[], Any] = function
     return found

@@ -39,6 +39,7 @@ __all__ = [
     "device_name",
     "fitting",
     "load_checkpoint",
+    "read_events",
     "read_found",
     "read_plan",
     "read_records",
@@ -327,6 +328,11 @@ def _read_run(path: Path, run: RunRecord) -> RunRecord:
     return run
 
 
+def read_events(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of one kind in a journal, which need not be there."""
+    return [event for event in _events(path) if event["event"] == kind]
+
+
 def _events(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a journal; a kill may leave half of one at the end."""
     if not path.exists():
@@ -357,6 +363,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "loss": (*_NUMBER, type(None)),
     "metric": (*_NUMBER, type(None)),
     "groups": list,
+    "ladder": dict,
     "blocks": dict,
 }
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -365,6 +372,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "evaluation": ("step", "gradients", "seconds", "loss", "metric"),
     "telemetry": ("step", "gradients", "groups", "blocks"),
     "power_law": ("step", "blocks"),
+    "ladder": ("step", "ladder"),
     "end": ("status",),
 }
 

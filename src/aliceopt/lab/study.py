@@ -1,4 +1,4 @@
-"""Which curvature terms help here? A grid of terms and steps, and baselines, on one problem.
+"""What to train with here? Alice, a grid of its terms and steps, and baselines, on one problem.
 
 Every method sees the same batches and starts from the same weights, seed by seed, so differences
 are taken within seeds. Methods are given the same number of steps or, if asked, of gradients or
@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
 from aliceopt.lab.plan import PlanError, choose, gradients_of, plan_of
@@ -26,7 +26,7 @@ from aliceopt.lab.spec import (
     UserProblem,
     checked_precision,
 )
-from aliceopt.lab.typed import Positive, checked, whole
+from aliceopt.lab.typed import Positive, Rule, checked, whole
 
 __all__ = [
     "BASELINES",
@@ -47,10 +47,16 @@ SETTINGS: dict[str, Any] = tomllib.loads(
 )
 BASELINES = tuple(SETTINGS["baselines"])
 GRID_TERMS = tuple(term for term in TERMS if term != "glass+signed")
+GRID_STEPS = ("naq",)
+"""Terms and steps of a study that is not told others."""
 BUDGETS = ("steps", "gradients")
 TUNING_SEED = 1000
 TUNING_SEEDS = (TUNING_SEED, 1001)
 """Seeds of the runs that choose learning rates; never of the study's own."""
+_SEEDS = Annotated[
+    int,
+    Rule("from 1 to 1,000 (seeds from 1000 on choose learning rates)", range(1, 1001).__contains__),
+]
 
 
 Tried = tuple[str, int, int]
@@ -158,7 +164,7 @@ def study_plan(
     """
     _check_choices(budget, limit, tune)
     for flag, value, kind in (
-        ("--seeds", seeds, whole(1, 10_000)),
+        ("--seeds", seeds, _SEEDS),
         ("--epochs", epochs, Positive),
         ("--lr", lr, Positive),
         ("--quick-steps", quick_steps, whole(0)),
@@ -187,7 +193,7 @@ def study_plan(
         len(made.train),
         kind="study",
         name=problem or "digits",
-        title=f"Which curvature terms help: {problem or 'a small convnet on digits'}",
+        title=f"What to train with: {problem or 'a small convnet on digits'}",
         scale="study",
         figure="study",
         metric=made.measure.name,
@@ -247,7 +253,7 @@ def _grid(
             "step": step,
             "lr": rates[step],
         }
-        for step in choose(dict.fromkeys(STEPS), steps, "step")
+        for step in choose(dict.fromkeys(STEPS), GRID_STEPS if steps is None else steps, "step")
         for term in wanted
     }
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.compress.recalibration import norms_of
-from aliceopt.lab.blocks import blocks_in_words, blocks_of
+from aliceopt.lab.blocks import blocks_in_words
 from aliceopt.lab.clock import Clock, now
 from aliceopt.lab.evaluation import evaluate, fresh_statistics
 from aliceopt.lab.methods import Method, Step, make_method
@@ -38,12 +38,12 @@ from aliceopt.lab.records import (
     save_checkpoint,
     versions,
 )
-from aliceopt.lab.spec import PowerLaw, Run
+from aliceopt.lab.spec import Run
 from aliceopt.lab.stopping import Stop
 from aliceopt.lab.team import Team
 from aliceopt.lab.typed import to_json
+from aliceopt.lab.watch import Watch, measured_power_law
 from aliceopt.lab.writing import WriteError
-from aliceopt.landscape import power_law
 
 __all__ = ["Loop", "Progress", "accompany", "lost", "train"]
 
@@ -81,6 +81,7 @@ def train(
     team: Team | None = None,
     deadline: float | None = None,
     sharing: int = 1,
+    watch: Watch | None = None,
 ) -> str:
     """Train one run to its end, with everything recorded under ``folder``; returns its status.
 
@@ -88,7 +89,7 @@ def train(
     between two steps and returns "interrupted". A team minds the deadline alone.
     An exception of the model, the data or the optimizer ends this run only: its text is recorded.
     ``team``: the processes that share the work, of which this one leads; None: it is alone.
-    ``sharing``: how many runs the device trains at once, which is recorded.
+    ``sharing``: how many runs the device trains at once, which is recorded. ``watch`` looks on.
     """
     team = team or Team()
     place = run_folder(folder, run.method, run.seed)
@@ -105,7 +106,7 @@ def train(
         team.begin(run, saved, deadline)
         try:
             where = torch.device(device)
-            training = Loop(run, where, journal, place, saved, report, team, sharing)
+            training = Loop(run, where, journal, place, saved, report, team, sharing, watch)
             with team.stopping(deadline) as stop:
                 return training.go(stop)
         except Exception as error:
@@ -159,9 +160,10 @@ class Loop:
         report: Report,
         team: Team,
         sharing: int = 1,
+        watch: Watch | None = None,
     ):
         self.run, self.plan, self.device, self.place = run, run.training, device, place
-        self.journal, self.report, self.team = journal, report, team
+        self.journal, self.report, self.team, self.watch = journal, report, team, watch
         set_products(self.plan.precision)
         problem = build_problem(run.problem, run.seed)
         self.problem = problem
@@ -182,6 +184,7 @@ class Loop:
         if saved is None:
             self._write_start(sharing)
             self._evaluate()
+            self._let_look()
         else:
             self._restore(saved)
 
@@ -206,6 +209,10 @@ class Loop:
             if plan.due(self.step, plan.evaluations):
                 self.clock.pause()
                 self._evaluate()
+                self.clock.start()
+            if self.watch is not None and self.watch.due(self.step):
+                self.clock.pause()
+                self._let_look()
                 self.clock.start()
             if plan.due(self.step, plan.checkpoints or plan.evaluations):
                 self.clock.pause()
@@ -300,9 +307,21 @@ class Loop:
         if measured is not None:
             where = {"step": self.step, "gradients": self.method.gradients}
             self.journal.write("telemetry", **where, **measured)
-        if self.plan.power_law is not None:
-            self._measure_power_law(self.plan.power_law)
+        if (law := self.plan.power_law) is not None:
+            found_law = measured_power_law(self, self._loss, self.run.seed, **vars(law))
+            self.journal.write("power_law", **found_law)
         self._report()
+
+    def _let_look(self) -> None:
+        """Who looks on may draw random numbers, of which the run notices nothing."""
+        if self.watch is None:
+            return
+        states = self._random_states()
+        try:
+            with self.method.at_rest():
+                self.watch.look(self)
+        finally:
+            self._restore_random_states(*states)
 
     def _found(self) -> dict[str, float]:
         """Loss and metric on the validation data."""
@@ -311,26 +330,6 @@ class Loop:
         with fresh_statistics(self.model, batches) if averaged else contextlib.nullcontext():
             most = self.plan.validation_batches
             return evaluate(self.problem, self.model, self.validation, most)
-
-    def _measure_power_law(self, how: PowerLaw) -> None:
-        inputs, targets = self.data.batch(self.run.seed, self.step // len(self.data), 0)
-
-        def closure() -> Tensor:
-            loss = self._loss(inputs, targets)
-            loss.backward()
-            return loss
-
-        law = power_law(
-            self.model,
-            closure,
-            how.radius,
-            directions=how.directions,
-            blocks=blocks_of(self.model),
-            seed=self.run.seed,
-            step=self.step,
-        )
-        where = {"step": self.step, "epoch": self.step / len(self.data)}
-        self.journal.write("power_law", **where, **law.as_dict())
 
     def _report(self, status: str = "running", reason: str = "") -> None:
         where = self.run.method, self.run.seed, self.step, self.plan.steps, self.method.gradients

@@ -24,6 +24,7 @@ __all__ = [
     "Count",
     "FieldError",
     "Positive",
+    "Rule",
     "check",
     "checked",
     "from_json",

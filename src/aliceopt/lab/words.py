@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aliceopt.lab.spec import PlannedTraining, Schedule
 
 __all__ = [
     "counted",
+    "meant",
     "plain",
     "rounded",
     "schedule_in_words",
@@ -26,6 +28,17 @@ def counted(count: float, noun: str, nouns: str | None = None) -> str:
     """
     whole = int(count) if count == int(count) else count
     return f"{whole:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """What goes behind a name that is not known: the one that was meant, or all there are.
+
+    >>> meant("adm", ["adam", "sgd"]), meant("lion", ["adam", "sgd"])
+    (": did you mean 'adam'?", '; there is adam, sgd')
+    """
+    names = list(known)
+    near = difflib.get_close_matches(word.lower(), names, n=1)
+    return f": did you mean {near[0]!r}?" if near else f"; there is {', '.join(names)}"
 
 
 def rounded(count: int) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from ..site import Draw, Site, signs_of, state_dtype
 from .excursion import Visit, excursion, named_parameters, sites_of
 from .ladder import closures_of
 from .power_law import STREAM, check_whole, without_nan
-from .rises import LossOf, Measured, Rise, measured_on, rise_at, sums_of, total_of
+from .rises import LossOf, Measured, Move, Rise, measured_on, rise_at, sums_of, total_of
 from .spread import Estimate, estimates
 
 __all__ = ["FORMS", "BoundCheck", "Calibration", "bound_check"]
@@ -150,7 +151,7 @@ def _check(radius: Any, probes: Any, directions: Any, seed: Any) -> None:
 
 
 def _others(sites: Mapping[str, Site], moves: Moves) -> dict[str, dict[Site, Tensor]]:
-    """Given moves by site, local and in state precision."""
+    """Given moves by site, where they are: each goes to its device when it is needed."""
     found: dict[str, dict[Site, Tensor]] = {}
     for kind, move in moves.items():
         if kind in ("random", "gradient"):
@@ -165,7 +166,7 @@ def _others(sites: Mapping[str, Site], moves: Moves) -> dict[str, dict[Site, Ten
                     f"moves[{kind!r}][{name!r}] must have the parameter's shape "
                     f"{tuple(param.shape)}, got {tuple(value.shape)}"
                 )
-            found[kind][sites[name]] = local(value).to(param.device, state_dtype(param))
+            found[kind][sites[name]] = local(value)
     return found
 
 
@@ -180,49 +181,45 @@ def _rises(
     batch: int,
 ) -> list[Rise]:
     """Go along every move and come back with what it cost."""
-    listed: list[tuple[str, float, Callable[[int], Tensor | None]]] = []
+    gradient = dict(zip(sites, here.grads, strict=True))
+    listed: list[tuple[str, float, Move]] = []
     for draw in draws:
         for side in (1.0, -1.0):
-            listed.append(("random", side, lambda i, d=draw: signs_of(sites[i], d)))  # type: ignore[misc]
+            listed.append(("random", side, partial(signs_of, draw=draw)))
     for side in (-1.0, 1.0):
-        listed.append(("gradient", side, lambda i: here.grads[i]))
+        listed.append(("gradient", side, gradient.get))
     for kind, move in others.items():
-        listed.append((kind, 1.0, lambda i, m=move: m.get(sites[i])))  # type: ignore[misc]
-    try:
-        return [
-            rise_at(
-                *(sites, visit, here, _places(sites, here, move, side * radius)),
-                *(loss, kind, batch),
-            )
-            for kind, side, move in listed
-        ]
-    finally:
-        for site in sites:
-            site.state.pop("probe_center", None)
+        listed.append((kind, 1.0, move.get))
+    return [
+        rise_at(
+            *(sites, visit, here, _place(sites, visit, move, side * radius)), *(loss, kind, batch)
+        )
+        for kind, side, move in listed
+    ]
 
 
-def _places(
-    sites: Sequence[Site],
-    here: Measured,
-    move: Callable[[int], Tensor | None],
-    length: float,
-) -> list[Tensor]:
-    """Where a move of this root mean square ends, as the parameters can hold it."""
-    (squares,) = total_of(
-        sites,
-        [
-            sums_of(site, torch.zeros(()) if (u := move(i)) is None else u.square())
-            for i, site in enumerate(sites)
-        ],
-    )
+def _place(
+    sites: Sequence[Site], visit: Visit, move: Move, length: float
+) -> Callable[[Site], Tensor]:
+    """Where a move of this root mean square ends, by site: nothing is kept."""
+
+    def there(site: Site) -> Tensor | None:
+        u = move(site)
+        return None if u is None else u.to(site.param.device, state_dtype(site.param))
+
+    rows = [
+        sums_of(site, torch.zeros(()) if (u := there(site)) is None else u.square())
+        for site in sites
+    ]
+    (squares,) = total_of(sites, rows)
     count = sum(site.param.numel() for site in sites)
     scale = length * math.sqrt(count / squares) if squares > 0 else 0.0
-    places = []
-    for i, (site, home) in enumerate(zip(sites, here.home, strict=True)):
-        u = move(i)
-        there = home if u is None else home + scale * u.to(home.dtype)
-        places.append(there.to(site.param.dtype).to(home.dtype))
-    return places
+
+    def place(site: Site) -> Tensor:
+        home, u = visit.home(site), there(site)
+        return home if u is None else home + scale * u.to(home.dtype)
+
+    return place
 
 
 # ---- what it amounts to ------------------------------------------------------------------------

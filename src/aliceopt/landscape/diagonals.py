@@ -192,20 +192,26 @@ def _sums(
 ) -> list[Tensor]:
     """For each site, on its device: [directions, terms] sums of samples on one batch."""
     center = [taken(site, grad) for site, grad in zip(sites, visit(draws[0], 0.0), strict=True)]
-    rows: list[list[Tensor]] = [[] for _ in sites]
-    for draw in draws:
+
+    def sampled(draw: Draw) -> list[Tensor]:
         plus = [kept(grad) for grad in visit(draw, 1.0)]
         minus = visit(draw, -1.0)
-        if averages is not None:
-            averages.count += 1
+        row = []
         for i, site in enumerate(sites):
             sides = taken(site, plus[i]), taken(site, minus[i])
             found = samples(terms, site, draw, reach(site), *sides, center[i : i + 1])
             sums = torch.stack([found[term].to(sum_dtype(site)).sum() for term in terms])
-            rows[i].append(sum_over_shards(sums, site.param))
+            row.append(sum_over_shards(sums, site.param))
             for term in terms if averages is not None else ():
                 averages.add(term, site, found[term])  # type: ignore[union-attr]
-    return [torch.stack(row) for row in rows]
+        return row
+
+    rows = []
+    for draw in draws:
+        if averages is not None:
+            averages.count += 1
+        rows.append(sampled(draw))
+    return [torch.stack(row) for row in zip(*rows, strict=True)]
 
 
 def _read(

@@ -26,8 +26,8 @@ from ..watching import BufferWatch
 
 __all__ = ["Visit", "excursion", "grid_radius", "inner_name", "named_parameters", "sites_of"]
 
-Visit = Callable[[Draw, float], list[Tensor | None]]
-"""``visit(draw, multiple)``: gradients at center + multiple * radius * signs, one a site."""
+SMALL = 1 << 17
+"""Coordinates of a parameter that is small."""
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
@@ -48,7 +48,12 @@ def grid_radius(center: Tensor, dtype: torch.dtype, radius: float, factor: float
 
 
 class _Rays(EagerBackend):
-    """Moves along the signs of a draw, by any multiple of the radius; zero is the center."""
+    """Moves along the signs of a draw, by any multiple of the radius; zero is the center.
+
+    Or to a ``place``, a function of the site, if there is one. Directions and radii of parameters
+    of up to `SMALL` coordinates are kept from visit to visit: a network has many such, and on a
+    device each takes dozens of launches to make.
+    """
 
     name = "rays"
 
@@ -56,21 +61,39 @@ class _Rays(EagerBackend):
         super().__init__()
         self.factor = factor
         self.multiple = 0.0
+        self.place: Callable[[Site], Tensor] | None = None
+        self._signs_kept: dict[Site, tuple[Draw, Tensor]] = {}
+        self._reach_kept: dict[Site, tuple[float, Tensor]] = {}
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
-        """Go to ``center + multiple * radius * signs``."""
+        """Go to ``center + multiple * radius * signs``, or to the place."""
         for site in sites:
-            there = self.center(site)
-            if self.multiple:
-                signs = signs_of(site, draw)
+            there = self.center(site) if self.place is None else self.place(site)
+            if self.place is None and self.multiple:
+                signs = self.signs(site, draw)
                 # The center as the parameter holds it: displacements start from there.
                 there = there.to(site.param.dtype).to(signs.dtype)
                 there = there + self.multiple * self.reach(site) * signs
             local(site.param).copy_(there)
 
     def reach(self, site: Site) -> Tensor:
-        """What the radius really is, in every coordinate."""
-        return grid_radius(self.center(site), site.param.dtype, site.radius, self.factor)
+        """What the radius really is, in every coordinate; not to be written to."""
+        known, radius = self._reach_kept.get(site), site.radius
+        if known is None or known[0] != radius:
+            there = grid_radius(self.center(site), site.param.dtype, radius, self.factor)
+            known = radius, there
+            if there.numel() <= SMALL:
+                self._reach_kept[site] = known
+        return known[1]
+
+    def signs(self, site: Site, draw: Draw) -> Tensor:
+        """The directions of a draw; not to be written to."""
+        known = self._signs_kept.get(site)
+        if known is None or known[0] != draw:
+            known = draw, signs_of(site, draw)
+            if known[1].numel() <= SMALL:
+                self._signs_kept[site] = known
+        return known[1]
 
 
 class _Serving(Backends):
@@ -83,6 +106,40 @@ class _Serving(Backends):
     def split(self, sites: list[Site]) -> list[tuple[Backend, list[Site]]]:
         """All sites."""
         return [(self._backend, sites)]
+
+
+class Visit:
+    """``visit(draw, multiple)``: gradients at center + multiple * radius * signs, one a site.
+
+    ``visit.at(place)``: gradients where ``place`` says, a function of the site; the parameters
+    stand there until the next visit. Gradients are valid until then as well. ``visit.home(site)``
+    is where a parameter was, in state precision, after the first visit; not to be written to.
+    """
+
+    def __init__(self, probe: Probe, rays: _Rays, closure: Callable[[], Any]) -> None:
+        self._probe, self._rays, self._closure = probe, rays, closure
+
+    def __call__(self, draw: Draw, multiple: float) -> list[Tensor | None]:
+        """On a ray."""
+        self._probe.draw, self._rays.multiple, self._rays.place = draw, multiple, None
+        return self._gradients()
+
+    def at(self, place: Callable[[Site], Tensor]) -> list[Tensor | None]:
+        """Anywhere."""
+        self._rays.place = place
+        return self._gradients()
+
+    def home(self, site: Site) -> Tensor:
+        """Where it goes back to."""
+        return self._rays.aside[site]
+
+    def _gradients(self) -> list[Tensor | None]:
+        params = [site.param for site in self._probe.sites]
+        self._probe.begin("plus")  # a side: every visit starts from the same state
+        with torch.enable_grad():
+            self._closure()
+        prepare_gradients_(params)
+        return [None if p.grad is None else local(p.grad) for p in params]
 
 
 def named_parameters(
@@ -161,7 +218,7 @@ def excursion(
     """Go out, look around with ``visit``, come back.
 
     Also gives the real radius of a site, a tensor, to be asked after the first visit. ``factor``
-    is the largest multiple. Gradients of a visit are valid until the next.
+    is the largest multiple.
     """
     rays = _Rays(factor)
     params = [site.param for site in sites]
@@ -170,19 +227,11 @@ def excursion(
     probe = Probe(list(sites), Draw(0, 0), False, _Serving(rays), model)
     watch = BufferWatch(None) if model is None else None
 
-    def visit(draw: Draw, multiple: float) -> list[Tensor | None]:
-        probe.draw, rays.multiple = draw, multiple
-        probe.begin("plus")  # a side: every visit starts from the same state
-        with torch.enable_grad():
-            closure()
-        prepare_gradients_(params)
-        return [None if p.grad is None else local(p.grad) for p in params]
-
     try:
         for param, _ in before:
             param.grad = None  # else a backward would add to what is to be put back
         with standing_still(params):
-            yield visit, rays.reach
+            yield Visit(probe, rays, closure), rays.reach
     finally:
         probe.cancel()
         for param, grad in before:

@@ -39,6 +39,7 @@ __all__ = [
     "ABOVE_ROUNDING",
     "CANDIDATES",
     "CHOOSING_GRADIENTS",
+    "LOOKING_GRADIENTS",
     "Radii",
     "choose_radii",
     "rungs_of",
@@ -55,6 +56,9 @@ _MOST = 5 / 6  # of the blocks that can be read anywhere
 _TOP = 0.25  # the largest radius, over the root mean square of all parameters
 _SCATTER = 0.3  # of the sides about their mean; above, a few kinks are all there is
 _DRAWS = 2
+LOOKING_GRADIENTS = 2 + 2 * _DRAWS
+"""What it takes to look at one radius."""
+
 CHOOSING_GRADIENTS = 2 + 2 * _DRAWS * len(CANDIDATES)
 """What choosing takes."""
 
@@ -204,13 +208,16 @@ def _changes(
     sides: Sequence[float],
 ) -> list[Tensor]:
     """For each site, on its device: squared changes of the gradient, [draws x sides]."""
-    columns: list[list[Tensor]] = [[] for _ in sites]
-    for draw in draws:
-        for side in sides:
-            grads = visit(draw, side)
-            for site, column, g0, g in zip(sites, columns, center, grads, strict=True):
-                column.append(_square(site, gradient_change(site, g0, g, None, second=False)))
-    return [torch.stack(column) for column in columns]
+
+    def squares(draw: Draw, side: float) -> list[Tensor]:
+        changes = (
+            gradient_change(site, g0, g, None, second=False)
+            for site, g0, g in zip(sites, center, visit(draw, side), strict=True)
+        )
+        return [_square(site, change) for site, change in zip(sites, changes, strict=True)]
+
+    rows = [squares(draw, side) for draw in draws for side in sides]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
 def _square(site: Site, values: Tensor | None) -> Tensor:

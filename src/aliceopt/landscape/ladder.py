@@ -207,20 +207,38 @@ def _climb(
         total[..., 2] = _square(site, gradient_change(site, None, g0, None, second=False), total)
     for k, draw in enumerate(draws):
         for i, multiple in enumerate(multiples):
-            plus = visit(draw, multiple)
-            minus: list[Tensor | None] = [None] * len(plus)
-            if second:
-                plus = [kept(grad) for grad in plus]
-                minus = visit(draw, -multiple)
-            for site, total, g0, g, other in zip(sites, sums, center, plus, minus, strict=True):
-                one = _square(site, gradient_change(site, g0, g, None, second=False), total)
-                bent: Tensor | float = math.nan
-                if second:
-                    two = _square(site, gradient_change(site, g0, other, None, second=False), total)
-                    one = (one + two) / 2
-                    bent = _square(site, gradient_change(site, g0, g, other, second=True), total)
-                total[k, i, 0], total[k, i, 1] = one, bent
+            rows = [total[k, i] for total in sums]
+            _look_(rows, sites, visit, center, draw, multiple, second=second)
     return sums
+
+
+def _look_(
+    rows: Sequence[Tensor],
+    sites: Sequence[Site],
+    visit: Visit,
+    center: Sequence[Tensor | None],
+    draw: Draw,
+    multiple: float,
+    *,
+    second: bool,
+) -> None:
+    """Fill the first two sums of every site's row from one direction at one radius.
+
+    Gradients are dropped on return: the next are taken without them in memory.
+    """
+    plus = visit(draw, multiple)
+    minus: list[Tensor | None] = [None] * len(plus)
+    if second:
+        plus = [kept(grad) for grad in plus]
+        minus = visit(draw, -multiple)
+    for site, row, g0, g, other in zip(sites, rows, center, plus, minus, strict=True):
+        one = _square(site, gradient_change(site, g0, g, None, second=False), row)
+        bent: Tensor | float = math.nan
+        if second:
+            two = _square(site, gradient_change(site, g0, other, None, second=False), row)
+            one = (one + two) / 2
+            bent = _square(site, gradient_change(site, g0, g, other, second=True), row)
+        row[0], row[1] = one, bent
 
 
 def _displaced(sites: Sequence[Site], reach: Callable[[Site], Tensor]) -> float:

@@ -21,7 +21,20 @@ from ..topography import Gradients, glass_sample, hess_sample
 from .excursion import Visit
 from .power_law import fetched, kept, sum_dtype
 
-__all__ = ["LossOf", "Measured", "Rise", "measured_on", "rise_at", "sums_of", "taken", "total_of"]
+__all__ = [
+    "LossOf",
+    "Measured",
+    "Move",
+    "Rise",
+    "measured_on",
+    "rise_at",
+    "sums_of",
+    "taken",
+    "total_of",
+]
+
+Move = Callable[[Site], Tensor | None]
+"""The displacement of a site, or None; asked for whenever it is needed, rather than kept."""
 
 _ROUNDING = 16  # rises below so many spacings of the loss are rounding
 
@@ -83,7 +96,6 @@ class Measured(NamedTuple):
     """Of one batch: loss, gradient, h and rho by site, and sums for kappa."""
 
     loss: float
-    home: list[Tensor]
     grads: list[Tensor]
     hess: list[Tensor]
     density: list[Tensor]
@@ -101,10 +113,10 @@ def measured_on(
     """Means over probes of h, rho and rho_t; the last two give kappa."""
     grads = [taken(site, grad) for site, grad in zip(sites, visit(draws[0], 0.0), strict=True)]
     here = loss.last
-    home = [_home(site) for site in sites]
     hess, density = ([torch.zeros_like(g) for g in grads] for _ in range(2))
-    along = 0.0
-    for draw in draws:
+
+    def add(draw: Draw) -> float:
+        """One probe's samples to the means; returns the glass' slope along it."""
         plus = [kept(grad) for grad in visit(draw, 1.0)]
         minus = visit(draw, -1.0)
         slopes = []
@@ -118,27 +130,28 @@ def measured_on(
             bent = (sides[0] + sides[1]) / 2 - grads[i]
             slopes.append(sums_of(site, bent * signs))
         (slope,) = total_of(sites, slopes)
-        along += 2 / sites[0].radius * slope**2 / len(draws)
+        return slope
+
+    along = sum(2 / sites[0].radius * add(draw) ** 2 / len(draws) for draw in draws)
     rows = [sums_of(site, rho.sqrt()) for site, rho in zip(sites, density, strict=True)]
-    return Measured(here, home, grads, hess, density, along, *total_of(sites, rows))
+    return Measured(here, grads, hess, density, along, *total_of(sites, rows))
 
 
 def rise_at(
     sites: Sequence[Site],
     visit: Visit,
     here: Measured,
-    places: Sequence[Tensor],
+    place: Callable[[Site], Tensor],
     loss: LossOf,
     kind: str = "",
     batch: int = 0,
 ) -> Rise:
-    """Go to ``places``, one a site, and compare; the sites' centers are there afterwards."""
-    for site, place in zip(sites, places, strict=True):
-        site.state["probe_center"] = place
-    grads = visit(Draw(0, 0), 0.0)
+    """Go where ``place`` says, as the parameters can hold it, and compare."""
+    grads = visit.at(place)
     rows = []
     for i, site in enumerate(sites):
-        d, rho = places[i] - here.home[i], here.density[i]
+        home, rho = visit.home(site), here.density[i]
+        d = local(site.param).to(home.dtype) - home
         size = d.abs()
         terms = (
             here.grads[i] * d,
@@ -156,11 +169,6 @@ def rise_at(
     floor = _ROUNDING * loss.spacing * (abs(here.loss) + abs(first))
     rise = loss.last - here.loss - first
     return Rise(kind, batch, rise, first, hessian, along, glass, floor)
-
-
-def _home(site: Site) -> Tensor:
-    """Where the parameter stands, in state precision and memory of its own."""
-    return local(site.param).to(state_dtype(site.param), copy=True)
 
 
 def taken(site: Site, grad: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -23,10 +24,10 @@ from torch import Tensor, nn
 
 from ..sharding import is_dtensor, local
 from ..site import Draw, Site, signs_of, state_dtype
-from .excursion import excursion, named_parameters, sites_of
+from .excursion import Visit, excursion, named_parameters, sites_of
 from .ladder import closures_of
 from .power_law import STREAM, check_whole, without_nan
-from .rises import LossOf, Measured, Rise, measured_on, rise_at, sums_of, total_of
+from .rises import LossOf, Move, Rise, measured_on, rise_at, sums_of, total_of
 
 __all__ = ["PREDICTIONS", "Direction", "Slice", "slices"]
 
@@ -117,23 +118,19 @@ def slices(
     for j, on_batch in enumerate(closures_of(closure, batches)):
         loss = LossOf(on_batch)
         with excursion(unique, module, loss, 1.0) as (visit, reach_of), torch.no_grad():
-            try:
-                if not cut.moves:
-                    visit(Draw(0, 0), 0.0)
-                    cut.aim()
-                here = measured_on(unique, visit, reach_of, cut.draws(j), loss)
-                losses.append(here.loss)
-                found.append(
-                    [
-                        rise_at(unique, visit, here, cut.places(here, at), loss)
-                        if any(at)
-                        else _ZERO
-                        for at in cut.grid()
-                    ]
-                )
-            finally:
-                for site in unique:
-                    site.state.pop("probe_center", None)
+            if not cut.moves:
+                visit(Draw(0, 0), 0.0)
+                cut.aim()
+            here = measured_on(unique, visit, reach_of, cut.draws(j), loss)
+            losses.append(here.loss)
+            found.append(
+                [
+                    rise_at(unique, visit, here, partial(cut.place, visit, at), loss)
+                    if any(at)
+                    else _ZERO
+                    for at in cut.grid()
+                ]
+            )
     return cut.read(found, losses)
 
 
@@ -181,7 +178,7 @@ class _Cut:
         half = points // 2
         self.positions = tuple(reach * k / half for k in range(-half, half + 1))
         self.given = [_by_site(d, sites) if isinstance(d, Mapping) else {} for d in chosen]
-        self.moves: list[dict[Site, Tensor]] = []
+        self.moves: list[Move] = []
         self.lengths: list[float] = []
         if filters and any(is_dtensor(site.param) for site in unique):
             raise ValueError("filters=True needs whole parameters, and some are sharded")
@@ -194,33 +191,36 @@ class _Cut:
         """Find the directions at the middle, where the gradient of the first batch is known."""
         count = sum(site.param.numel() for site in self.sites)
         for k, (direction, given) in enumerate(zip(self.chosen, self.given, strict=True)):
-            move = given or {site: self._raw(site, direction, k) for site in self.sites}
+            move = self._raw(direction, given, k)
             scaled = self.filters or bool(given)
             if self.filters:
-                move = {site: _like_filters(site, u) for site, u in move.items()}
+                raw = ((site, move(site)) for site in self.sites)
+                move = {site: _like_filters(site, u) for site, u in raw if u is not None}.get
             size = self._size(move, count)
             if size == 0:
                 raise ValueError(f"the {self._name(k)} direction is zero everywhere")
             if not scaled:
-                move = {site: u / size for site, u in move.items()}
+                move = _divided(move, size)
             self.moves.append(move)
             self.lengths.append(size if scaled else 1.0)
         longest = max(self.lengths) * self.positions[-1]
         for site in self.sites:
             site.radius = longest / 4 if self.radius is None else self.radius
 
-    def _raw(self, site: Site, direction: Direction, k: int) -> Tensor:
+    def _raw(self, direction: Direction, given: Mapping[Site, Tensor], k: int) -> Move:
+        """Made anew whenever it is asked for, but for a gradient, which is kept."""
         if direction == "random":
-            return signs_of(site, Draw(self.seed ^ STREAM, (1 << 58) + k))
-        grad = site.param.grad
-        here = local(site.param)
-        return (torch.zeros_like(here) if grad is None else -local(grad)).to(
-            state_dtype(site.param)
-        )
+            return partial(signs_of, draw=Draw(self.seed ^ STREAM, (1 << 58) + k))
+        if given:
+            return lambda s: (
+                given[s].to(s.param.device, state_dtype(s.param)) if s in given else None
+            )
+        grads = ((site, site.param.grad) for site in self.sites)
+        return {s: -local(g).to(state_dtype(s.param)) for s, g in grads if g is not None}.get
 
-    def _size(self, move: Mapping[Site, Tensor], count: int) -> float:
+    def _size(self, move: Move, count: int) -> float:
         zero = torch.zeros(())
-        rows = [sums_of(s, move[s].square() if s in move else zero) for s in self.sites]
+        rows = [sums_of(s, zero if (u := move(s)) is None else u.square()) for s in self.sites]
         (square,) = total_of(self.sites, rows)
         return math.sqrt(square / count)
 
@@ -231,16 +231,13 @@ class _Cut:
     def grid(self) -> list[tuple[float, ...]]:
         return list(product(self.positions, repeat=len(self.chosen)))
 
-    def places(self, here: Measured, at: Sequence[float]) -> list[Tensor]:
-        """Where a point is, as the parameters can hold it."""
-        places = []
-        for site, home in zip(self.sites, here.home, strict=True):
-            there = home
-            for multiple, move in zip(at, self.moves, strict=True):
-                if site in move:
-                    there = there + multiple * move[site].to(home.dtype)
-            places.append(there.to(site.param.dtype).to(home.dtype))
-        return places
+    def place(self, visit: Visit, at: Sequence[float], site: Site) -> Tensor:
+        """Where a point is."""
+        there = visit.home(site)
+        for multiple, move in zip(at, self.moves, strict=True):
+            if (u := move(site)) is not None:
+                there = there + multiple * u.to(there.dtype)
+        return there
 
     def read(self, found: Sequence[Sequence[Rise]], losses: Sequence[float]) -> Slice:
         shape = [len(self.positions)] * len(self.chosen)
@@ -283,8 +280,13 @@ def _by_site(move: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[Site
                 f"the given direction of {name!r} must have the parameter's shape "
                 f"{tuple(param.shape)}, got {tuple(value.shape)}"
             )
-        found[sites[name]] = local(value).to(param.device, state_dtype(param))
+        found[sites[name]] = local(value)
     return found
+
+
+def _divided(move: Move, size: float) -> Move:
+    """So many times shorter."""
+    return lambda site: None if (u := move(site)) is None else u / size
 
 
 def _like_filters(site: Site, u: Tensor) -> Tensor:

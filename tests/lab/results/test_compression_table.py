@@ -1,7 +1,7 @@
 """What is said of pruned networks: the criterion to use, and whether its lead is real."""
 
 from aliceopt.lab.compression import Result
-from aliceopt.lab.results.compression_table import decision
+from aliceopt.lab.results.compression_table import compression_rows, decision
 
 
 def test_a_lead_is_established_only_if_seeds_agree():
@@ -22,3 +22,14 @@ def test_a_lead_is_established_only_if_seeds_agree():
     assert said.endswith("(difference 0.120 \u00b1 0.050, established)")
     (said,) = decision(results(curvature=[1.0, 1.0, 1.0], fisher=[0.8, 1.0, 1.5]))
     assert said.endswith("not established)")
+
+
+def test_seconds_are_averaged_over_results_that_have_any():
+    """Two of three were timed, of another criterion none was."""
+    timed = [
+        Result("curvature", 0.5, seed, 1.0, 0.0, 300, s) for seed, s in enumerate([2, 4, None])
+    ]
+    untimed = [Result("magnitude", 0.5, 0, 1.0, 0.0, 0, None)]
+    seconds = {row[0]: row[-2] for row in compression_rows([*timed, *untimed], "loss")}
+    assert seconds["h over a radius: h w\u00b2"] == "3.0 s"
+    assert seconds["magnitude"] == "\u2013"

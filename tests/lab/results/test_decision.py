@@ -35,7 +35,8 @@ def test_a_planted_winner_is_chosen_every_time(metric: str, winner: str) -> None
         results = invented_results(plan, {winner: size}, seed=seed, noise=noise)
         text = decided(plan, results)
         assert text.startswith(f"Use {label}, lr=")
-        assert re.search(r"it ended better by [\d.]+ .*\(95% interval [\d.]+ to [\d.]+\)", text)
+        how = "better by [\\d.]+ points" if metric == "accuracy" else "[\\d.]+ times lower in loss"
+        assert re.search(rf"it ended {how} \(95% interval [\d.]+ to [\d.]+\)", text)
 
 
 def test_without_a_difference_the_cheap_are_chosen_and_nothing_is_claimed() -> None:

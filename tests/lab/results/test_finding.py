@@ -1,5 +1,6 @@
 """The finding says what is true of the numbers, no more, and in plain English."""
 
+import io
 import math
 import re
 from dataclasses import replace
@@ -7,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from aliceopt.lab.results.finding import Finding, find
+from aliceopt.lab.results.summary import print_summary
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.study import study_plan
 from lab_cases import write_tuning
@@ -63,9 +66,63 @@ def test_a_claim_between_different_tuned_rates_names_both(rates: int, tmp_path: 
     _, plan = write_tuning(study, tmp_path, end)
     usual = study.final.methods["naq-none"].lr
     text = found(plan, invented_results(plan, {"naq-glass": -0.1}, noise=0.005)).text
-    assert "glass with NAQ steps against no term: better by" in text
+    assert re.search(r"glass with NAQ steps against no term: [\d.]+ times lower in loss", text)
     said = f"at learning rate {usual * 10**0.5:.2g} against {usual:.2g}"
     assert text.count("at learning rate") == text.count(said) == (rates > 1)
+
+
+def own_plan(seeds: int, **choices: Any) -> dict[str, Any]:
+    """The planner's own, of Alice as it comes, without look-ahead, with curvature, and AdamW."""
+    pytest.importorskip("sklearn")
+    names = ["alice", "alice-plain", "alice-curvature", "adamw"]
+    plan = study_plan(terms=[], baselines=names, seeds=seeds, tune=1, **choices).final
+    for run in plan.runs:  # seconds of an invented run follow its gradients
+        run.gradients = 300 if run.method == "alice-curvature" else 200
+    return plan
+
+
+def test_what_look_ahead_and_curvature_are_worth_is_said_below_the_decision() -> None:
+    """Each against Alice that lacks it alone: 1.6 times lower, and nothing; with its seconds."""
+    plan = own_plan(8)
+    halves = {"alice": -0.5, "alice-curvature": -0.5}
+    exponents = invented_results(plan, halves, base=-2.0, noise=0.02)
+    finding = found(plan, {key: math.exp(value) for key, value in exponents.items()})
+    pairs = {c.question: (c.first, c.second) for c in finding.comparisons if c.question != "best"}
+    assert pairs == {
+        "ahead": ("alice", "alice-plain"),
+        "curvature": ("alice-curvature", "alice"),
+    }
+    assert re.fullmatch(
+        r"Look-ahead: (39|4\d)% lower in loss \(95% interval 3\d% to 4\d%\), at the same seconds\. "
+        r"Curvature \(glass\+abs\): no difference larger than [\d.]+% in loss, at 1\.5 times the "
+        r"seconds\.",
+        finding.worth,
+    )
+    assert finding.text.startswith(f"{finding.decision}\n\n{finding.worth}\n\n")
+    stream = io.StringIO()
+    runs = in_memory(plan, {key: math.exp(value) for key, value in exponents.items()})
+    print_summary(plan, runs, Console(file=stream, width=100))
+    printed = " ".join(stream.getvalue().split())
+    assert f"{finding.decision} {finding.worth} # use this" in printed
+
+
+def test_two_tests_of_alices_parts_are_corrected_by_themselves() -> None:
+    """By two, whatever else is compared; at equal seconds no seconds are told."""
+    plan = {**own_plan(4), "paces": {"alice": 0.1}}
+    drawn = found(plan, invented_results(plan, seed=3, base=1.0, noise=0.05))
+    parts = [c for c in drawn.comparisons if c.question in ("ahead", "curvature")]
+    smaller, larger = sorted(parts, key=lambda c: c.p or 0)
+    assert smaller.corrected_p == pytest.approx(min(1, 2 * (smaller.p or 0)))
+    assert larger.corrected_p == pytest.approx(max(smaller.corrected_p or 0, larger.p or 0))
+    assert "seconds" not in drawn.worth
+
+
+def test_without_the_methods_nothing_is_said_of_their_worth() -> None:
+    """Nor in experiments, whose Alices differ in more ways."""
+    plan = grid_plan(3)
+    assert found(plan, invented_results(plan)).worth == ""
+    plan = {**own_plan(3), "kind": "experiment", "reference": ""}
+    assert found(plan, invented_results(plan)).worth == ""
 
 
 def test_no_difference_is_a_finding_with_what_could_have_been_missed() -> None:
@@ -103,16 +160,20 @@ def test_what_was_seen_is_told_from_what_was_not() -> None:
 
 
 def test_lower_is_better_turns_gains_round() -> None:
-    """A smaller loss is a gain, and its unit is that of the metric."""
+    """A smaller loss is a gain; positive losses are told by their ratio, here of 0.2 to 0.1."""
     plan = grid_plan(6, metric="loss")
     results = invented_results(plan, {"alice-glass-abs-naq": -0.1}, noise=0.005)
     finding = found(plan, results)
     c = claims(finding, "terms")["alice-glass-abs-naq"]
     assert c.verdict == "better"
-    assert c.gain == pytest.approx(0.1, abs=0.02)
-    said = r"glass\+abs with NAQ steps against no term: better by 0\.(09|1)\d* in loss"
+    assert math.exp(c.gain) == pytest.approx(2, abs=0.2)
+    said = (
+        r"glass\+abs with NAQ steps against no term: (1\.9|2\.\d) times lower in loss "
+        r"\(95% interval (1\.\d+) to (2\.\d+)\)\."
+    )
     assert re.search(said, finding.text)
     assert "points" not in finding.text
+    assert any(line.startswith("Ratios are paired") for line in finding.evidence["limits"])
 
 
 def test_accelerated_against_full_steps_is_the_mean_over_terms() -> None:
@@ -221,7 +282,7 @@ def test_costs_are_told_with_units() -> None:
     said = rf"Best baseline: AdamW, median {number}, 200 gradients and 2.0 s a run\."
     assert re.fullmatch(said, baseline)
     assert re.match(
-        rf"To {number} \(the middle of the baselines' medians\): Alice, .* took", target
+        rf"To {number} \(the median of .*, the middle one of 7 baselines\): Alice, .* took", target
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from aliceopt.lab.records import read_plan, read_runs
 from aliceopt.lab.report import write_report
 from aliceopt.lab.results.finding import find
+from aliceopt.lab.study import study_plan
 from study_cases import grid_plan, invented_results, tuned_as, write_folder
 
 sync_api = pytest.importorskip(
@@ -178,6 +180,23 @@ def test_figures_fill_their_cards_and_the_finding_a_phone(
             room = card.bounding_box()["width"]
             inside = card.locator(".strips, .pair, .panel").first.bounding_box()["width"]
             assert inside >= 0.9 * room
+    assert trouble == []
+
+
+def test_the_finding_of_a_default_study_fills_a_phone_too(
+    browser: Any, trouble: list[str], tmp_path: Path
+) -> None:
+    """With what look-ahead and curvature are worth, and losses on a logarithmic axis."""
+    pytest.importorskip("sklearn")
+    plan = study_plan(tune=1, seeds=3).final
+    exponents = invented_results(plan, {"alice": -0.3, "muon": -0.6}, base=-3.0, noise=0.08)
+    write_folder(tmp_path, plan, {key: math.exp(value) for key, value in exponents.items()})
+    screen = {"width": 390, "height": 844}
+    page = open_page(browser, write_report(tmp_path), trouble, viewport=screen)
+    assert page.locator("#finding .worth").inner_text().startswith("Look-ahead: ")
+    assert "(log)" in page.locator("#finding .axis .name").inner_text()
+    box = page.locator("#finding").bounding_box()
+    assert box["y"] + box["height"] <= screen["height"]
     assert trouble == []
 
 

@@ -22,13 +22,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_bounds", "draw_exponents", "draw_planes", "draw_shares", "draw_slices"]
+__all__ = [
+    "MOST",
+    "RANGE",
+    "both_kinds",
+    "draw_bounds",
+    "draw_exponents",
+    "draw_planes",
+    "draw_shares",
+    "draw_slices",
+]
 
-_MOST = 14
-_RANGE = (0.4, 2.6)
+MOST = 14
+"""Blocks in one figure."""
+
+RANGE = (0.4, 2.6)
+"""Of exponents."""
 
 
-def _both(figure: Figure, target: Path) -> Path:
+def both_kinds(figure: Figure, target: Path) -> Path:
     """Write a figure as PNG and as PDF; ``target`` is one of the two."""
     written = style.save(figure, target)
     figure.set_layout_engine("none")  # everything is in its place
@@ -59,14 +71,14 @@ def draw_exponents(
             handlelength=2.6,
         )
         _note(figure, shown)
-        return _both(figure, target)
+        return both_kinds(figure, target)
 
 
 def draw_ladder(axes: Axes, view: View) -> None:
     """Exponents of every block between neighbouring radii, drawn at their geometric mean."""
     radii = view.ladder.radii
     middles = [math.sqrt(a * b) for a, b in pairwise(radii)]
-    for i, (name, rungs) in enumerate(list(view.ladder.blocks.items())[:_MOST]):
+    for i, (name, rungs) in enumerate(list(view.ladder.blocks.items())[:MOST]):
         points = list(zip(middles, rungs.exponents, strict=True))[rungs.start :]
         told = [(x, p) for x, p in points if math.isfinite(p.value)]
         look: dict[str, Any] = LOOKS[i % len(LOOKS)]
@@ -79,7 +91,7 @@ def draw_ladder(axes: Axes, view: View) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_ylim(*_RANGE)
+    axes.set_ylim(*RANGE)
     for power in (1, 2):
         axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
     axes.set_title(style.safe(view.network))
@@ -101,7 +113,7 @@ def _note(figure: Figure, shown: Sequence[View]) -> None:
 def draw_shares(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
     """Bars of the glass share at the small end, a group a block, a bar a network and batches."""
     target = style.checked_path(path)
-    blocks = list(views[0].ladder.blocks)[:_MOST]
+    blocks = list(views[0].ladder.blocks)[:MOST]
     with style.look():
         figure = style.new_figure(height=1.4 + 0.3 * len(blocks) + 0.11 * len(blocks) * len(views))
         axes = figure.subplots()
@@ -129,7 +141,7 @@ def draw_shares(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
         axes.axvline(1, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=0)
         axes.set_xlabel("share of the gradient's change that is glass, at the smallest radius")
         figure.legend(loc="outside upper center", ncols=2, columnspacing=1.2)
-        return _both(figure, target)
+        return both_kinds(figure, target)
 
 
 def views_by_name(views: Sequence[View]) -> list[str]:
@@ -171,7 +183,7 @@ def draw_bounds(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
         panels[0].set_ylabel("measured rise")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=3)
-        return _both(figure, target)
+        return both_kinds(figure, target)
 
 
 _DRAWN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -203,7 +215,7 @@ def draw_slices(views: Sequence[View], path: str | os.PathLike[str], part: str) 
             axes_row[0].set_ylabel(style.safe(f"{network}\nloss"))
         handles, labels = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=4, handlelength=2.2)
-        return _both(figure, target)
+        return both_kinds(figure, target)
 
 
 def draw_cut(axes: Axes, cut: Slice) -> None:
@@ -242,4 +254,4 @@ def draw_planes(views: Sequence[View], path: str | os.PathLike[str]) -> Path | N
             row[0].set_ylabel(cut.directions[1])
             row[0].set_title(style.safe(f"{view.network}, {view.part}", 40), pad=12)
             row[1].set_title("combined prediction", pad=12)
-        return _both(figure, target)
+        return both_kinds(figure, target)

@@ -19,7 +19,7 @@ from aliceopt.lab.records import RecordError, Records
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_power_law", "mark_powers"]
+__all__ = ["draw_block", "draw_power_law", "mark_powers"]
 
 Curve = tuple[list[float], list[float], list[float], list[float]]
 
@@ -42,7 +42,7 @@ def draw_power_law(records: Records, out: str | os.PathLike[str]) -> Path:
         axes = figure.subplots()
         names = list(series[0][0]["blocks"])
         for i, name in enumerate(names):
-            _draw_block(axes, series, name, LOOKS[i % len(LOOKS)])
+            draw_block(axes, series, name, LOOKS[i % len(LOOKS)], name)
         _finish_axes(axes, [p for name in names for p in block_curve(series, name)[1]])
     return outcomes.finish(figure, records, target, _note(series[0][0]))
 
@@ -66,13 +66,18 @@ def block_curve(series: Sequence[Sequence[dict[str, Any]]], name: str) -> Curve:
     return curve
 
 
-def _draw_block(
-    axes: Axes, series: Sequence[Sequence[dict[str, Any]]], name: str, look: dict[str, Any]
+def draw_block(
+    axes: Axes,
+    series: Sequence[Sequence[dict[str, Any]]],
+    name: str,
+    look: dict[str, Any],
+    label: str,
 ) -> None:
+    """One block's exponent over epochs, with its band."""
     epochs, middle, low, high = block_curve(series, name)
     axes.fill_between(epochs, low, high, color=look["color"], alpha=0.15, lw=0)
     every = max(1, len(epochs) // 8)
-    axes.plot(epochs, middle, label=name, ms=4.5, lw=1.5, markevery=every, **look)
+    axes.plot(epochs, middle, label=label, ms=4.5, lw=1.5, markevery=every, **look)
     if len(series) > 1:
         for events in series:
             laws = [(e["epoch"], e["blocks"].get(name, {}).get("exponent")) for e in events]

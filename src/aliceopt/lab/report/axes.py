@@ -42,8 +42,11 @@ class Axis:
 
         >>> [text for _, text in Axis(0.0, 7.0).ticks()], [t for _, t in Axis(2, 70, True).ticks()]
         (['0', '2', '4', '6'], ['2', '5', '10', '20', '50'])
+        >>> [text for _, text in Axis(0.93, 1.14, log=True).ticks()]
+        ['0.95', '1', '1.05', '1.1']
         """
-        found = self._decades(most) if self.log else self._multiples(most)
+        wide = self.log and self.high > 3 * self.low
+        found = self._decades(most) if wide else self._multiples(most)
         return [(self.at(value), short(value)) for value in found]
 
     def _multiples(self, most: int) -> list[float]:

@@ -154,7 +154,7 @@ def _setting(lines: Sequence[Line], command: str) -> dict[str, str]:
     def unique(name: str) -> str:
         return "; ".join(dict.fromkeys(str(line[name]) for line in lines))
 
-    seconds = sum(line.get("seconds", 0.0) for line in lines)
+    seconds = sum(line.get("seconds") or 0.0 for line in lines)
     return {
         "Command": command,
         "Data": unique("data"),

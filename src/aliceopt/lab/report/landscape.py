@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from aliceopt.lab.figures import landscape as figures
+from aliceopt.lab.figures.along import draw_along
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
+from aliceopt.lab.results.along_table import Lines, exponents, reading_along
 from aliceopt.lab.results.landscape_table import at_small_end, reading, within
 from aliceopt.landscape import Estimate, Ladder, Rungs
 from aliceopt.landscape.bounds import FORMS
@@ -39,18 +41,22 @@ _READING = {
 
 
 def write_landscape_report(
-    folder: Path, views: Sequence[View], facts: Mapping[str, str]
+    folder: Path, views: Sequence[View], facts: Mapping[str, str], lines: Lines = ()
 ) -> tuple[Path, list[Picture]]:
-    """Write ``report.html``, and its figures under ``figures`` as PNG and PDF."""
-    pictures = draw_all(views, folder / "figures")
+    """Write ``report.html``, and its figures under ``figures`` as PNG and PDF.
+
+    ``lines`` are ladders along the training, if there are any.
+    """
+    pictures = [*draw_lines(lines, folder / "figures"), *draw_all(views, folder / "figures")]
     path = write_page(
         folder / "report.html",
         "landscape.html",
         kind="landscape",
         title=facts["Problem"],
         facts="; ".join(filter(None, (facts.get("Batches", ""), facts.get("Date", "")))),
-        finding=reading(views),
+        finding=[*reading(views), *reading_along(lines)],
         blocks=_blocks(views),
+        along=_along(lines),
         shown=pictures,
         trees=_trees(views),
         bounds=_bounds(views),
@@ -79,6 +85,7 @@ _BOUNDS = (
     "Rises of the loss beyond its slope against half of the Hessian's diagonal and the joint glass "
     "term; on the dotted line they are equal. Only what is above zero and above rounding.",
 )
+_ALONG = "At the smallest radius that can be read; bands are 95% intervals."
 _EXPONENTS = "Exponents between neighbouring radii; bands are 95% intervals."
 _SLICES = (
     "Along a direction, in root mean squares of the displacement; predictions are from the middle."
@@ -87,6 +94,14 @@ _PLANES = (
     "And along two directions?",
     "Left the loss on one batch, right the prediction from the middle.",
 )
+
+
+def draw_lines(lines: Lines, folder: Path) -> list[Picture]:
+    """What happened along the training, if it was looked at."""
+    if not lines:
+        return []
+    question = "How do exponents change while the network trains?"
+    return [Picture(draw_along(lines, folder / "along.png"), question, _ALONG, question)]
 
 
 def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
@@ -146,6 +161,21 @@ def _blocks(views: Sequence[View]) -> list[Table]:
         heads = ["Block", " Verdict", "Exponent p", "From radius", "Glass share", "Crossover"]
         title = f"{view.network}, {view.part} batches of {view.batch_size:,}"
         tables.append(Table(title, heads, rows))
+    return tables
+
+
+def _along(lines: Lines) -> list[Table]:
+    """A table for each kind of batches: a row a moment, a column a block."""
+    tables = []
+    for part in dict.fromkeys(line["part"] for line in lines):
+        mine = [line for line in lines if line["part"] == part]
+        rows = []
+        for line in mine:
+            told = exponents(line).values()
+            cells = [_number(line["epoch"]), *(Cell(within(p), _finite(p), True) for p in told)]
+            rows.append(Row(f"{line['step']:,}", cells))
+        heads = ["Step", "Epoch", *mine[0]["blocks"]]
+        tables.append(Table(f"{part} batches", heads, rows))
     return tables
 
 

@@ -9,15 +9,8 @@ from statistics import median
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.report.axes import Axis, limits
 from aliceopt.lab.results.comparisons import Comparison
-from aliceopt.lab.results.numbers import (
-    decimals,
-    show_count,
-    show_range,
-    show_seconds,
-    show_value,
-    signed,
-    unit,
-)
+from aliceopt.lab.results.numbers import decimals, show_count, show_seconds, show_value, unit
+from aliceopt.lab.results.scale import Scale
 from aliceopt.lab.results.summary import MethodSummary, Summary, finals
 from aliceopt.lab.spec import Plan
 
@@ -60,11 +53,16 @@ def forest(plan: Plan, comparisons: Sequence[Comparison], choice: str | None) ->
     notes = {choice: "use this"} if choice is not None else {}
     best = plan.methods[drawn[0].first].label
     axis = f"{_unit(plan)} behind {best}"
+    if drawn[0].scale.ratio:
+        axis = f"{plan.metric}, times that of {best} (log)"
     return _differences(plan, [(c.second, labels[c.second], c) for c in drawn], axis, notes)
 
 
 def term_strips(plan: Plan, comparisons: Sequence[Comparison]) -> Strips | None:
-    """How much better than no term every term is, at the same kind of step; and NAQ than full."""
+    """How much better than no term every term is, at the same kind of step; and NAQ than full.
+
+    Losses are shown as multiples of those without a term.
+    """
     short = {"naq": "NAQ", "full": "full"}
     named = [
         (c.first, f"{plan.methods[c.first].terms}, {short[c.step or '']}", c)
@@ -74,6 +72,9 @@ def term_strips(plan: Plan, comparisons: Sequence[Comparison]) -> Strips | None:
     if not named:
         return None
     named += [("", "NAQ against full", c) for c in comparisons if c.question == "steps"]
+    if named[0][2].scale.ratio:
+        turned = [(method, label, c.turned) for method, label, c in named]
+        return _differences(plan, turned, f"{plan.metric}, times that of no term (log)", {})
     return _differences(plan, named, f"gain in {_unit(plan)} over no term", {})
 
 
@@ -87,12 +88,13 @@ def _differences(
     title: str,
     notes: Mapping[str, str],
 ) -> Strips:
-    axis = _around_zero([c for _, _, c in named])
+    scale = named[0][2].scale
+    axis = _around_no_gain([c for _, _, c in named], scale)
     places = max(1, decimals(median(abs(c.gain) for _, _, c in named) / 2))
     rows = []
     for method, label, c in named:
         ends = (None, None) if c.low is None or c.high is None else (c.low, c.high)
-        low, high = (None if end is None else axis.at(end) for end in ends)
+        low, high = (None if end is None else axis.at(scale.on_axis(end)) for end in ends)
         sure = c.verdict in ("better", "worse")
         rows.append(
             Strip(
@@ -100,8 +102,8 @@ def _differences(
                 label=label,
                 family=plan.methods[method].family if method else "",
                 text=_difference(c, places),
-                dots=[axis.at(d) for d in c.differences],
-                middle=axis.at(c.gain),
+                dots=[axis.at(scale.on_axis(d)) for d in c.differences],
+                middle=axis.at(scale.on_axis(c.gain)),
                 low=low,
                 high=high,
                 sure=sure,
@@ -109,23 +111,26 @@ def _differences(
             )
         )
     alt = f"{title}: {'; '.join(f'{row.label} {row.text}' for row in rows)}."
-    return Strips(title, axis.ticks(), rows, axis.at(0.0), alt)
+    return Strips(title, axis.ticks(), rows, axis.at(scale.on_axis(0.0)), alt)
 
 
 def _difference(c: Comparison, places: int) -> str:
-    mean = signed(c.gain, places)
+    mean = c.scale.number(c.gain, places)
     if c.low is None or c.high is None:
         return mean
-    return f"{mean} ({show_range(c.low, c.high, places)})"
+    return f"{mean} ({' to '.join(c.scale.number(end, places) for end in (c.low, c.high))})"
 
 
-def _around_zero(comparisons: Sequence[Comparison]) -> Axis:
-    """Zero and most of what was seen; intervals reach out of it where seeds are too few."""
+def _around_no_gain(comparisons: Sequence[Comparison], scale: Scale) -> Axis:
+    """No gain and most of what was seen; intervals reach out of it where seeds are too few."""
     sizes = [max(map(abs, c.differences)) for c in comparisons]
     reach = 1.5 * (min(max(sizes), 4 * median(sizes)) or 1.0)
     lows = [c.gain if c.low is None else c.low for c in comparisons]
     highs = [c.gain if c.high is None else c.high for c in comparisons]
-    return Axis.around([max(min([0.0, *lows]), -reach), min(max([0.0, *highs]), reach)])
+    ends = max(min([0.0, *lows]), -reach), min(max([0.0, *highs]), reach)
+    room = 0.05 * (ends[1] - ends[0]) or 1.0
+    low, high = (scale.on_axis(end) for end in (ends[0] - room, ends[1] + room))
+    return Axis(low, high, log=scale.ratio)
 
 
 def result_strips(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> Strips | None:

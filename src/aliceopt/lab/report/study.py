@@ -123,8 +123,8 @@ def _results_note(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> st
     if summary.target is not None:
         value = show_value(summary.target.value, plan.metric)
         notes.append(
-            f"Target: {value}, {summary.target.rule}; its cost is read at the first evaluation "
-            "that reaches it, and is the median over seeds."
+            f"Target: {plan.metric} {value}, {summary.target.rule}; its cost is read at the "
+            "first evaluation that reaches it, and is the median over seeds."
         )
     if plan.reference:
         notes.append(f"The paper: {plan.reference}.")

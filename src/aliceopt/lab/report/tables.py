@@ -11,10 +11,8 @@ from aliceopt.lab.results.describe import STEP_NAMES, combination
 from aliceopt.lab.results.numbers import (
     decimals,
     show_count,
-    show_range,
     show_seconds,
     show_value,
-    signed,
 )
 from aliceopt.lab.results.summary import (
     MethodSummary,
@@ -117,19 +115,19 @@ def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
     rows = []
     for c in comparisons:
         places = 3 if c.low is None or c.high is None else decimals((c.high - c.low) / 2) + 1
-        interval = "\u2013"
-        if c.low is not None and c.high is not None:
-            interval = show_range(c.low, c.high, places)
+        told = c.turned if c.scale.ratio else c  # of losses the first's over the second's
+        ends = [c.scale.number(end, places) for end in (told.low, told.high) if end is not None]
         p = "\u2013" if c.corrected_p is None else _p(c.corrected_p)
         cells = [
             Cell(str(c.seeds), c.seeds, number=True),
-            Cell(signed(c.gain, places), c.gain, number=True),
-            Cell(interval, c.low, number=True),
+            Cell(c.scale.number(told.gain, places), told.gain, number=True),
+            Cell(" to ".join(ends) or "\u2013", told.low, number=True),
             Cell(p, c.corrected_p, number=True),
             Cell(c.verdict),
         ]
         rows.append(Row(_names(plan, c), cells, best=c.verdict in ("better", "worse")))
-    heads = ["First compared to second", "Seeds", "Mean gain", "95% interval", "Corrected p"]
+    gain = comparisons[0].scale.head if comparisons else ""
+    heads = ["First compared to second", "Seeds", gain, "95% interval", "Corrected p"]
     return Table("Comparisons", [*heads, " Verdict on the first"], rows)
 
 
@@ -141,7 +139,8 @@ def _names(plan: Plan, c: Comparison) -> str:
     if c.question == "steps":
         return f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
     first, second = (combination(plan.methods[m]) for m in (c.first, c.second))
-    return f"{first} to no term" if c.question == "terms" else f"the best, {first}, to {second}"
+    said = {"terms": f"{first} to no term", "best": f"the best, {first}, to {second}"}
+    return said.get(c.question, f"{first} to {second}")
 
 
 def settings_table(plan: Plan) -> Table:

@@ -1,26 +1,28 @@
 """Which differences between methods are more than luck.
 
-Each curvature term is compared to none at the same kind of step, accelerated steps to full ones,
-and the method with the best result to every other. Each is a paired t-test over seeds. Holm's
-correction keeps the chance of any false claim at 5% or less, for terms and steps together and for
-the best method alone.
+Alice as it comes is compared to itself without look-ahead and with curvature; each curvature term
+to none at the same kind of step, and accelerated steps to full ones; and the method with the best
+result to every other. Each is a paired t-test over seeds. Holm's correction keeps the chance of any
+false claim at 5% or less, in each of these three families.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution
+from aliceopt.lab.results.scale import Scale, scale_of
 from aliceopt.lab.results.summary import Summary, best_method, finals, summarize
 from aliceopt.lab.spec import Plan
 
 __all__ = ["Comparison", "Question", "Verdict", "compare", "complete_block"]
 
-Question = Literal["terms", "steps", "best"]
+Question = Literal["ahead", "curvature", "terms", "steps", "best"]
 Verdict = Literal["better", "worse", "not established", "no difference seen", "too few seeds"]
 Values = Mapping[str, Mapping[int, float]]
 
@@ -29,13 +31,13 @@ Values = Mapping[str, Mapping[int, float]]
 class Comparison:
     """Method ``first`` against ``second``, over the seeds that both finished.
 
-    ``gain`` is the mean difference over seeds, positive where the first is better, in units of the
-    metric (points for accuracy). ``low`` and ``high`` are the interval at the level that Holm's
+    ``differences`` are gains on the ``scale``, one a seed, positive where the first is better, and
+    ``gain`` is their mean. ``low`` and ``high`` are the interval at the level that Holm's
     procedure tests this comparison at, so it leaves out zero exactly where a difference is claimed.
     Each covers the true mean with 95% confidence or more, but not all of them together: intervals
     of claimed differences are too narrow for that. ``p`` is the plain test's, ``corrected_p`` what
-    is left of it. ``apart``: every result of one is better than every result of the other. With
-    fewer than two seeds there is no interval and no p-value.
+    is left of it. ``apart``: every result of one is better than every result of the other.
+    ``grain`` is `Paired`'s. With fewer than two seeds there is no interval and no p-value.
     """
 
     question: Question
@@ -43,7 +45,9 @@ class Comparison:
     second: str
     step: str | None
     differences: tuple[float, ...]
+    scale: Scale
     apart: bool = False
+    grain: float = 0.0
     low: float | None = None
     high: float | None = None
     p: float | None = None
@@ -60,6 +64,14 @@ class Comparison:
         return len(self.differences)
 
     @property
+    def turned(self) -> Comparison:
+        """The second against the first."""
+        differences = tuple(-difference for difference in self.differences)
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        swapped = replace(self, first=self.second, second=self.first)
+        return replace(swapped, differences=differences, low=low, high=high)
+
+    @property
     def verdict(self) -> Verdict:
         """What may be claimed; "not established" is a difference that one test alone would see."""
         if self.p is None or self.corrected_p is None:
@@ -73,31 +85,67 @@ class Comparison:
 def compare(
     plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None
 ) -> list[Comparison]:
-    """All comparisons that the finished runs allow, in two families corrected by themselves.
+    """All comparisons that the finished runs allow, in three families corrected by themselves.
 
     The best of m methods is picked after the fact, so its p-values count m / 2 times before Holm's
     correction. Among T equal methods there are T (T - 1) / 2 pairs; each is tested at
     alpha / ((T - 1) m / 2) or less until one of them is claimed, which is T alpha / m in sum.
     """
     summary = summarize(plan, runs) if summary is None else summary
-    values = finals(runs)
-    grain = resolution([v for found in values.values() for v in found.values()])
-    best = list(_best(plan, values, summary))
+    results = _Results(plan, finals(runs))
+    best = list(_best(results, summary))
     return [
-        *_corrected([*_terms(plan, values), *_steps(plan, values)], grain),
-        *_corrected(best, grain, choices=(len(best) + 1) / 2),
+        *_corrected(list(_parts(results))),
+        *_corrected([*_terms(results), *_steps(results)]),
+        *_corrected(best, choices=(len(best) + 1) / 2),
     ]
 
 
-def _corrected(drawn: list[Comparison], grain: float, choices: float = 1.0) -> list[Comparison]:
+def _corrected(drawn: list[Comparison], choices: float = 1.0) -> list[Comparison]:
     """With intervals and p-values, where two seeds or more allow them."""
-    pairs = {i: Paired(c.differences, grain) for i, c in enumerate(drawn) if c.seeds >= 2}
+    pairs = {i: Paired(c.differences, c.grain) for i, c in enumerate(drawn) if c.seeds >= 2}
     counted = [min(1.0, choices * pair.p) for pair in pairs.values()]
     for (i, pair), corrected, level in zip(pairs.items(), *holm(counted), strict=True):
         half = pair.half_width(level / choices)
         low, high = pair.mean - half, pair.mean + half
         drawn[i] = replace(drawn[i], low=low, high=high, p=pair.p, corrected_p=corrected)
     return drawn
+
+
+class _Results:
+    """The final results of a plan's methods, by seed, and the scale they are compared on."""
+
+    def __init__(self, plan: Plan, values: Values):
+        every = [v for found in values.values() for v in found.values()]
+        self.plan, self.values = plan, values
+        self.scale, self._step = scale_of(plan, every), resolution(every)
+
+    def gains(self, first: str, second: str) -> dict[int, float]:
+        """Of one method over another, by seed."""
+        mine, other = self.values.get(first, {}), self.values.get(second, {})
+        return {s: self.scale.gain(mine[s], other[s]) for s in sorted(mine) if s in other}
+
+    def compared(
+        self,
+        question: Question,
+        names: tuple[str, str],
+        gains: Iterable[float],
+        behind: tuple[Sequence[float], Sequence[float]],
+        step: str | None = None,
+    ) -> Comparison:
+        """A comparison by its gains and by the results that are ``behind`` them."""
+        first, second = behind
+        apart = max(first) < min(second) or max(second) < min(first)
+        grain = self.scale.grain(self._step, [*first, *second])
+        return Comparison(question, *names, step, tuple(gains), self.scale, apart, grain)
+
+    def against(self, question: Question, first: str, second: str) -> Iterator[Comparison]:
+        """The comparison of two methods, if a seed has both."""
+        if found := self.gains(first, second):
+            mine, other = ([self.values[m][seed] for seed in found] for m in (first, second))
+            step = self.plan.methods[first].step if question == "terms" else None
+            names = first, second
+            yield self.compared(question, names, found.values(), (mine, other), step)
 
 
 def complete_block(values: Values) -> tuple[list[str], list[int]]:
@@ -127,60 +175,55 @@ def _grid(plan: Plan) -> dict[tuple[str, str], str]:
     return grid
 
 
-def _against(
-    plan: Plan, values: Values, question: Question, names: tuple[str, str]
-) -> Iterator[Comparison]:
-    """The comparison of two methods, if a seed has both."""
-    found = _differences(plan, values, *names)
-    if found:
-        first, second = ([values[name][seed] for seed in found] for name in names)
-        step = plan.methods[names[0]].step if question == "terms" else None
-        differences = tuple(found.values())
-        yield Comparison(question, *names, step, differences, _apart(first, second))
+def _parts(results: _Results) -> Iterator[Comparison]:
+    """What look-ahead and curvature are worth to a study's Alice as it comes, each by itself.
+
+    Such methods have no kind of step, and two that are compared differ in one option and the rate.
+    """
+    plan = results.plan
+    methods = plan.methods if plan.kind == "study" else {}
+    own = {
+        method: {"terms": "none", "lookahead": None, **about.options, "lr": None}
+        for method, about in methods.items()
+        if about.family == "alice" and about.step is None
+    }
+    parts: tuple[tuple[Question, str, Any], ...]
+    parts = (("ahead", "lookahead", 1.0), ("curvature", "terms", "none"))
+    for (first, mine), (second, other) in permutations(own.items(), 2):
+        for question, option, without in parts:
+            if mine[option] != without and {**mine, option: without} == other:
+                yield from results.against(question, first, second)
 
 
-def _apart(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether all of one lie below all of the other."""
-    return max(first) < min(second) or max(second) < min(first)
-
-
-def _differences(plan: Plan, values: Values, a: str, b: str) -> dict[int, float]:
-    """Gains of a over b, by seed."""
-    sign = 1 if plan.better == "higher" else -1
-    mine, other = values.get(a, {}), values.get(b, {})
-    return {seed: sign * (mine[seed] - other[seed]) for seed in sorted(mine) if seed in other}
-
-
-def _terms(plan: Plan, values: Values) -> Iterator[Comparison]:
-    grid = _grid(plan)
+def _terms(results: _Results) -> Iterator[Comparison]:
+    grid = _grid(results.plan)
     for (terms, step), method in grid.items():
         without = grid.get(("none", step))
-        if terms == "none" or without is None:
-            continue
-        yield from _against(plan, values, "terms", (method, without))
+        if terms != "none" and without is not None:
+            yield from results.against("terms", method, without)
 
 
-def _steps(plan: Plan, values: Values) -> Iterator[Comparison]:
+def _steps(results: _Results) -> Iterator[Comparison]:
     """Accelerated against full steps: the mean over terms at every seed."""
-    grid = _grid(plan)
+    grid = _grid(results.plan)
     pairs = {
-        terms: _differences(plan, values, method, grid[terms, "full"])
+        terms: results.gains(method, grid[terms, "full"])
         for (terms, step), method in grid.items()
         if step == "naq" and (terms, "full") in grid
     }
     members, seeds = complete_block({terms: found for terms, found in pairs.items() if found})
     if members:
-        means = tuple(fmean(pairs[terms][seed] for terms in members) for seed in seeds)
+        means = [fmean(pairs[terms][seed] for terms in members) for seed in seeds]
         naq, full = (
-            [values[grid[terms, step]][seed] for terms in members for seed in seeds]
+            [results.values[grid[terms, step]][seed] for terms in members for seed in seeds]
             for step in ("naq", "full")
         )
-        yield Comparison("steps", "naq", "full", None, means, _apart(naq, full))
+        yield results.compared("steps", ("naq", "full"), means, (naq, full))
 
 
-def _best(plan: Plan, values: Values, summary: Summary) -> Iterator[Comparison]:
-    best = best_method(plan, summary)
+def _best(results: _Results, summary: Summary) -> Iterator[Comparison]:
+    best = best_method(results.plan, summary)
     if best is not None:
         for other in summary.methods:
             if other.method != best.method:
-                yield from _against(plan, values, "best", (best.method, other.method))
+                yield from results.against("best", best.method, other.method)

@@ -31,6 +31,9 @@ __all__ = [
 Rows = list[list[str]]
 """A head, and below it what it names; in all but the first column numbers."""
 
+NOTHING = "\u2013"
+"""In a cell without a number."""
+
 PREDICTED = {
     "fisher": "Fisher",
     "point": "h at a point",
@@ -121,9 +124,10 @@ def compression_rows(
             cell = _cell(at(results, name, share).values(), metric)
             cells.append(best(cell) if lowest[share] == name else cell)
         mine = [r for r in results if r.criterion == name]
+        timed = [r.seconds for r in mine if r.seconds is not None]
         costs = (
             f"{fmean(r.gradients for r in mine):.0f}",
-            show_seconds(fmean(r.seconds for r in mine)),
+            show_seconds(fmean(timed)) if timed else NOTHING,
         )
         rows.append([row_of(name).label, *cells, *costs, str(len({r.seed for r in mine}))])
     return rows
@@ -133,7 +137,7 @@ def _cell(results: Iterable[Result], metric: str) -> str:
     """The mean loss, and the metric if it is another; a dash where there is none."""
     told = list(results)
     if not told:
-        return "\u2013"
+        return NOTHING
     loss = f"{fmean(r.loss for r in told):.3f}"
     return loss if metric == "loss" else f"{loss} / {fmean(r.metric for r in told):.1f}"
 

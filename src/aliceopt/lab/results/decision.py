@@ -15,7 +15,7 @@ from aliceopt.lab.results.differences import difference, says_nothing
 from aliceopt.lab.results.summary import MethodSummary, Summary, best_method
 from aliceopt.lab.spec import Plan
 
-__all__ = ["AS_CHEAP", "Decision", "decide"]
+__all__ = ["AS_CHEAP", "Decision", "decide", "times_the_seconds"]
 
 AS_CHEAP = 1.2
 """Up to this many times the cheapest one's seconds a method is as cheap."""
@@ -80,15 +80,15 @@ def _foremost(
         return f"Use {_named(plan, best)}. It was compared to nothing else."
     role = _ROLES[rival.family] if rival.family != best.family else "the next best"
     c = against[rival.method]
-    said = difference(c, summary, plan.metric)
+    said = difference(c, summary)
     if c.verdict == "better":
         return (
             f"Use {_named(plan, best)}. Compared to {role} ({rival.label}) it ended {said}, "
-            f"at {_times(best, rival)}."
+            f"at {times_the_seconds(best, rival)}."
         )
     return (
         f"Use {_named(plan, best)}. Nothing better was seen; {role} ({rival.label}) cost "
-        f"{_times(rival, best)}. Compared to it: {said}.{_hint(plan, c, summary)}"
+        f"{times_the_seconds(rival, best)}. Compared to it: {said}.{_hint(plan, c, summary)}"
     )
 
 
@@ -100,10 +100,10 @@ def _cheaper(
     c: Comparison,
 ) -> str:
     """The best result cost more, and is not established to be better than the choice."""
-    said = difference(c, summary, plan.metric)
+    said = difference(c, summary)
     return (
         f"Use {_named(plan, choice)}. The best median was that of {best.label} "
-        f"({_times(best, choice)}): {said}.{_hint(plan, c, summary)}"
+        f"({times_the_seconds(best, choice)}): {said}.{_hint(plan, c, summary)}"
     )
 
 
@@ -125,7 +125,7 @@ def _named(plan: Plan, s: MethodSummary) -> str:
     return s.label if rate is None else f"{s.label}, lr={shown_rate(rate):g}"
 
 
-def _times(s: MethodSummary, other: MethodSummary) -> str:
+def times_the_seconds(s: MethodSummary, other: MethodSummary) -> str:
     """``2.1 times the seconds``, of the first compared to the second."""
     if not s.seconds or not other.seconds:
         return "unknown seconds"

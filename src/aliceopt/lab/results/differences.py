@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 from aliceopt.lab.results.comparisons import Comparison
-from aliceopt.lab.results.numbers import decimals, show_difference, signed, unit
 from aliceopt.lab.results.summary import Summary
 from aliceopt.lab.words import counted
 
-__all__ = ["difference", "largest", "says_nothing", "size"]
+__all__ = ["difference", "largest", "says_nothing"]
 
 
-def difference(c: Comparison, summary: Summary, metric: str) -> str:
+def difference(c: Comparison, summary: Summary) -> str:
     """The first compared to the second.
 
     One of: ``better by 0.4 points (95% interval 0.1 to 0.7)``; ``better by 0.4 points, which 3
     seeds cannot establish``; ``no difference larger than 0.5 points``; ``equal``; or that the
-    seeds are too few.
+    seeds are too few. Losses are ``1.8 times lower`` instead, or ``12% lower``.
     """
-    side = 1 if c.gain > 0 else -1
-    word = "better" if c.gain > 0 else "worse"
     if c.gain == 0 and not c.high:
         return "equal"
     if c.verdict in ("better", "worse") and c.low is not None and c.high is not None:
-        low, high = sorted((side * c.low, side * c.high))
-        return f"{word} by {show_difference(abs(c.gain), low, high, metric)}"
+        return c.scale.said_with(c.gain, c.low, c.high)
     seeds = counted(c.seeds, "seed")
     if c.verdict != "no difference seen":
-        return f"{word} by {size(c.gain, metric)}, which {seeds} cannot establish"
+        return f"{c.scale.said(c.gain)}, which {seeds} cannot establish"
     if says_nothing(c, summary):
         return f"{seeds} are too few to tell"
-    return f"no difference larger than {largest([c], metric)}"
+    return f"no difference larger than {largest([c])}"
 
 
-def size(value: float, metric: str) -> str:
-    """How large a difference is, with its unit."""
-    return f"{signed(abs(value), max(1, decimals(abs(value) / 2)))} {unit(metric)}"
-
-
-def largest(comparisons: list[Comparison], metric: str) -> str:
+def largest(comparisons: list[Comparison]) -> str:
     """The largest difference that the intervals leave possible."""
-    return size(max(max(abs(c.low or 0.0), abs(c.high or 0.0)) for c in comparisons), metric)
+    reach = max(max(abs(c.low or 0.0), abs(c.high or 0.0)) for c in comparisons)
+    return comparisons[0].scale.size(reach)
 
 
 def says_nothing(c: Comparison, summary: Summary) -> bool:
@@ -48,4 +40,4 @@ def says_nothing(c: Comparison, summary: Summary) -> bool:
     highs = [s.high for s in summary.methods if s.high is not None]
     if c.low is None or c.high is None:
         return False
-    return (c.high - c.low) / 2 > max(highs) - min(lows) > 0
+    return (c.high - c.low) / 2 > abs(c.scale.gain(max(highs), min(lows))) > 0

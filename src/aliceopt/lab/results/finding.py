@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from aliceopt.lab.paste import lines_to_paste
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.comparisons import Comparison, compare
-from aliceopt.lab.results.decision import Decision, decide
+from aliceopt.lab.results.decision import Decision, decide, times_the_seconds
 from aliceopt.lab.results.describe import (
     STEP_NAMES,
     combination,
     is_generated,
     rates_notes,
 )
-from aliceopt.lab.results.differences import difference, largest, says_nothing, size
+from aliceopt.lab.results.differences import difference, largest, says_nothing
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.results.summary import MethodSummary, Summary, best_method, summarize
 from aliceopt.lab.spec import Plan
@@ -24,19 +24,24 @@ from aliceopt.lab.words import counted, schedule_in_words
 __all__ = ["Finding", "find"]
 
 _FAMILIES = {"alice": "Alice", "baseline": "baseline"}
+_PARTS = {"ahead": "Look-ahead", "curvature": "Curvature"}
 _FEW = 4
 """As many methods are named before the rest is counted."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The decision, lines to paste, evidence by topic, the comparisons behind it, the choice."""
+    """The decision, lines to paste, evidence by topic, the comparisons behind it, the choice.
+
+    ``worth`` is what look-ahead and curvature are worth to Alice, where that was compared.
+    """
 
     decision: str
     lines: str
     evidence: dict[str, list[str]]
     comparisons: list[Comparison]
     choice: str | None = None
+    worth: str = ""
 
     @property
     def bullets(self) -> list[str]:
@@ -47,7 +52,7 @@ class Finding:
     def text(self) -> str:
         """All of it."""
         bullets = "\n".join(f"- {said}" for said in self.bullets)
-        return "\n\n".join(filter(None, (self.decision, self.lines, bullets)))
+        return "\n\n".join(filter(None, (self.decision, self.worth, self.lines, bullets)))
 
 
 def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) -> Finding:
@@ -62,7 +67,7 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
         "terms": _terms(plan, summary, [c for c in comparisons if c.question == "terms"]),
         "steps": [
             f"{STEP_NAMES[c.first]} against {STEP_NAMES[c.second]}, mean over the terms: "
-            f"{difference(c, summary, plan.metric)}."
+            f"{difference(c, summary)}."
             for c in comparisons
             if c.question == "steps"
         ],
@@ -72,7 +77,8 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
         "limits": _limits(plan, runs, comparisons),
     }
     lines = _lines(plan, summary, decision)
-    return Finding(decision.text, lines, _told(evidence), comparisons, decision.choice)
+    worth = " ".join(_worth(plan, summary, c) for c in comparisons if c.question in _PARTS)
+    return Finding(decision.text, lines, _told(evidence), comparisons, decision.choice, worth)
 
 
 def _told(evidence: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -84,6 +90,15 @@ def _nothing(summary: Summary) -> str:
     absent = summary.counts["missing"] + summary.counts["interrupted"]
     state = "has finished yet" if absent else "ended with a result"
     return f"No run {state}, so there is nothing to find."
+
+
+def _worth(plan: Plan, summary: Summary, c: Comparison) -> str:
+    """``Look-ahead: 12% lower in loss (95% interval 3% to 20%), at the same seconds.``"""
+    terms = f" ({plan.methods[c.first].terms})" if c.question == "curvature" else ""
+    rates = _at_rates(plan, c) if c.verdict in ("better", "worse") else ""
+    cost = times_the_seconds(summary[c.first], summary[c.second])
+    price = "" if plan.paces else f", at {cost}"  # equal seconds by plan
+    return f"{_PARTS[c.question]}{terms}: {difference(c, summary)}{rates}{price}."
 
 
 def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
@@ -115,7 +130,6 @@ def _combination(plan: Plan, method: str) -> str:
 
 def _terms(plan: Plan, summary: Summary, comparisons: list[Comparison]) -> list[str]:
     """Claims one by one, largest first; then what was seen, and what could have been missed."""
-    metric = plan.metric
     by_size = sorted(comparisons, key=lambda c: -abs(c.gain))
     claimed = [c for c in by_size if c.verdict in ("better", "worse")]
     seen = [c for c in by_size if c.verdict in ("not established", "too few seeds")]
@@ -123,34 +137,30 @@ def _terms(plan: Plan, summary: Summary, comparisons: list[Comparison]) -> list[
     helping = any(c.verdict == "better" for c in claimed)
     said = [] if helping or not comparisons else ["No curvature term is established to help."]
     for c in claimed:
-        how = f"{difference(c, summary, metric)}{_at_rates(plan, c)}"
+        how = f"{difference(c, summary)}{_at_rates(plan, c)}"
         said.append(f"{_combination(plan, c.first)} against no term: {how}.")
     if seen:
         seeds = counted(min(c.seeds for c in seen), "seed")
-        names = [f"{_combination(plan, c.first)}, {_side(c, metric)}" for c in seen]
+        names = [f"{_combination(plan, c.first)}, {c.scale.said(c.gain)}" for c in seen]
         said.append(f"Seen, but {seeds} cannot establish it: {_listed(names, '; ')}.")
     if len(unseen) == 1:
         c = unseen[0]
-        how = difference(c, summary, metric)
+        how = difference(c, summary)
         said.append(f"{_combination(plan, c.first)} against no term: {how}.")
     elif unseen:
         other = "" if len(unseen) == len(comparisons) else "other "
         which = f"{len(unseen)} {other}combinations of term and step"
-        said.append(f"{which} against no term: {_missed(unseen, summary, metric)}.")
+        said.append(f"{which} against no term: {_missed(unseen, summary)}.")
     return said
 
 
-def _missed(unseen: list[Comparison], summary: Summary, metric: str) -> str:
+def _missed(unseen: list[Comparison], summary: Summary) -> str:
     """The largest difference that any of them leaves possible."""
     if all(c.gain == 0 and not c.high for c in unseen):
         return "equal"
     if any(says_nothing(c, summary) for c in unseen):
         return f"{counted(min(c.seeds for c in unseen), 'seed')} are too few to tell"
-    return f"no difference larger than {largest(unseen, metric)}"
-
-
-def _side(c: Comparison, metric: str) -> str:
-    return f"{'better' if c.gain > 0 else 'worse'} by {size(c.gain, metric)}"
+    return f"no difference larger than {largest(unseen)}"
 
 
 def _listed(names: list[str], mark: str = ", ") -> str:
@@ -240,9 +250,10 @@ def _tally(s: MethodSummary, state: str) -> str:
 
 def _limits(plan: Plan, runs: Sequence[RunRecord], comparisons: Iterable[Comparison]) -> list[str]:
     said = rates_notes(plan)
-    tested = sum(c.corrected_p is not None for c in comparisons)
+    tested = [c for c in comparisons if c.corrected_p is not None]
     if tested:
-        said.append(f"Differences are paired by seed; {counted(tested, 'test')}, Holm-corrected.")
+        tests = counted(len(tested), "test")
+        said.append(f"{tested[0].scale.noun} are paired by seed; {tests}, Holm-corrected.")
     if is_generated(plan, runs):
         said.append("The data were generated and say nothing about the real set.")
     return said

@@ -8,8 +8,10 @@ __all__ = [
     "MINUS",
     "show_count",
     "show_difference",
+    "show_percent",
     "show_range",
     "show_seconds",
+    "show_times",
     "show_value",
     "signed",
     "unit",
@@ -61,12 +63,46 @@ def show_difference(mean: float, low: float, high: float, metric: str) -> str:
     >>> show_difference(0.4, 0.1, 0.7, "accuracy")
     '0.4 points (95% interval 0.1 to 0.7)'
     """
-    places = max(1, decimals((high - low) / 2))
-    for _ in range(2):  # what is not zero should not read as zero
-        if any(v != 0 and float(f"{v:.{places}f}") == 0 for v in (mean, low, high)):
-            places += 1
+    places = _places(1, mean, low, high)
     interval = show_range(low, high, places)
     return f"{signed(mean, places)} {unit(metric)} (95% interval {interval})"
+
+
+def show_percent(mean: float, *ends: float) -> list[str]:
+    """A mean and the ends of its interval, if it has one, with the same decimals.
+
+    >>> show_percent(12.34, 3.21, 20.4), show_percent(3.14)
+    (['12%', '3%', '20%'], ['3.1%'])
+    """
+    places = _places(0, mean, *(ends or (0.5 * mean, 1.5 * mean)))
+    return [f"{signed(value, places)}%" for value in (mean, *ends)]
+
+
+def show_times(ratio: float, least: int = 1) -> str:
+    """A ratio with two digits, more where it is near one, fewer where it is huge.
+
+    ``least`` are the decimals it has between a half and ten.
+
+    >>> [show_times(ratio) for ratio in (1.8123, 1.0234, 27.3, 12345.0, 3e9, 2.1e-4)]
+    ['1.8', '1.02', '27', '12,000', '3e9', '2e-4']
+    """
+    if not 1e-3 <= ratio < 1e6:
+        mantissa, _, exponent = f"{ratio:.0e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
+    if ratio <= 0.5:
+        return f"{ratio:.2g}"
+    if ratio < 10:
+        return f"{ratio:.{max(least, decimals(abs(ratio - 1)) if ratio < 2 else 1)}f}"
+    return f"{float(f'{ratio:.2g}'):,.0f}"
+
+
+def _places(least: int, mean: float, low: float, high: float) -> int:
+    """Decimals for an interval, and one or two more so that what is not zero reads as none."""
+    places = max(least, decimals((high - low) / 2))
+    for _ in range(2):
+        if any(v != 0 and float(f"{v:.{places}f}") == 0 for v in (mean, low, high)):
+            places += 1
+    return places
 
 
 def show_count(count: float | None) -> str:

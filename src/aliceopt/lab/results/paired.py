@@ -84,9 +84,8 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], 
 def resolution(values: Sequence[float]) -> float:
     """The smallest gap between different results, which bounds the grain of the metric.
 
-    Gaps of rounding size are no gaps. Zero where all results are equal.
+    Gaps of rounding size, of the two results, are no gaps. Zero where all results are equal.
     """
-    ordered = sorted(values)
-    dust = 1e-9 * max(map(abs, ordered), default=0.0)
-    gaps = [b - a for a, b in pairwise(ordered) if b - a > dust]
+    pairs = pairwise(sorted(values))
+    gaps = [b - a for a, b in pairs if b - a > 1e-9 * max(abs(a), abs(b))]
     return min(gaps, default=0.0)

@@ -156,13 +156,15 @@ def choose_target(plan: Plan, runs: Sequence[RunRecord]) -> Target | None:
     the middle one of all methods; None if nothing finished.
     """
     middles = {m: _middle(plan, v.values()) for m, v in finals(runs).items() if v}
-    baselines = [v for m, v in middles.items() if plan.methods[m].family == "baseline"]
-    pool = baselines or list(middles.values())
+    baselines = {m: v for m, v in middles.items() if plan.methods[m].family == "baseline"}
+    pool = baselines or middles
     if not pool:
         return None
-    whose = "the baselines'" if baselines else "all methods'"
-    rule = f"the middle of {whose} medians"
-    return Target(_middle(plan, pool), rule)
+    value = _middle(plan, pool.values())
+    label = next(plan.methods[m].label for m in pool if pool[m] == value)
+    kind = "baseline" if baselines else "method"
+    rank = f"the middle one of {len(pool)} {kind}s" if len(pool) > 1 else f"the only {kind}"
+    return Target(value, f"the median of {label}, {rank}")
 
 
 def _middle(plan: Plan, values: Iterable[float]) -> float:
@@ -266,6 +268,8 @@ def print_summary(plan: Plan, runs: Sequence[RunRecord], console: Console) -> No
         console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")
     finding = find(plan, runs, summary)
     console.print(Padding(Text(finding.decision, style="bold"), (1, 0)))
+    if finding.worth:
+        console.print(Text(finding.worth + "\n"))
     if finding.lines:
         console.print(Text(finding.lines + "\n"), soft_wrap=True)
     for said in finding.bullets:

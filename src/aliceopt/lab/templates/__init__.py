@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aliceopt.lab.problem import ProblemError
+from aliceopt.lab.words import meant
 from aliceopt.lab.writing import writing
 
 __all__ = ["KINDS", "template", "write_template"]
@@ -22,7 +23,7 @@ KINDS = {
 def template(kind: str) -> str:
     """The text of a problem of some kind."""
     if kind not in KINDS:
-        raise ProblemError(f"--kind must be one of {', '.join(KINDS)}; got {kind!r}")
+        raise ProblemError(f"--kind {kind!r} is no kind of problem{meant(kind, KINDS)}")
     return Path(__file__).with_name(f"{kind}.py").read_text(encoding="utf-8")
 
 

@@ -1,0 +1,131 @@
+"""On which scale results are compared: by their differences, or by their ratios.
+
+Losses of a study that are all positive are compared by ratio, so by the differences of their
+logarithms: losses of one method may lie powers of ten apart between seeds, and then the largest
+alone would decide a mean and its interval. Accuracies, results that are not all positive, and
+experiments, whose results are published as differences, keep the units of the metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aliceopt.lab.results.numbers import (
+    decimals,
+    show_difference,
+    show_percent,
+    show_times,
+    signed,
+    unit,
+)
+from aliceopt.lab.spec import Plan
+
+__all__ = ["Scale", "scale_of"]
+
+_FACTOR = math.log(2)
+"""Ratios up to two are said in percent, larger ones as a factor."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How results of a metric are compared, and how that is said.
+
+    A *gain* is positive where the first of two results is better: their difference, or with
+    ``ratio`` the logarithm of how many times lower the first is.
+    """
+
+    metric: str
+    better: str
+    ratio: bool = False
+
+    def gain(self, first: float, second: float) -> float:
+        """Of the first result over the second."""
+        if self.ratio:
+            return math.log(second) - math.log(first)
+        return first - second if self.better == "higher" else second - first
+
+    def grain(self, step: float, results: Iterable[float]) -> float:
+        """What the smallest step of the metric makes of a gain, at most, among these results.
+
+        Positive multiples of a step are no smaller than it is, so the ratio is bounded.
+        """
+        return min(1.0, step / min(results)) if self.ratio else step
+
+    def on_axis(self, gain: float) -> float:
+        """What an axis shows of a gain: itself, or how many times the first the second is."""
+        return _exp(gain) if self.ratio else gain
+
+    def number(self, gain: float, places: int) -> str:
+        """The same as text, with so many decimals if it is a difference."""
+        return show_times(_exp(gain), least=2) if self.ratio else signed(gain, places)
+
+    def said(self, gain: float) -> str:
+        """``better by 0.4 points``, ``12% lower in loss`` or ``1.8 times lower in loss``."""
+        if self.ratio:
+            return self._times(gain, [])[0]
+        return f"{'better' if gain > 0 else 'worse'} by {self.size(gain)}"
+
+    def said_with(self, gain: float, low: float, high: float) -> str:
+        """The same with an interval, ``(95% interval 1.2 to 2.7)``, that leaves out no gain."""
+        side = 1 if gain > 0 else -1
+        near, far = sorted((side * low, side * high))
+        if self.ratio:
+            how, interval = self._times(gain, [near, far])
+            return f"{how} (95% interval {interval})"
+        word = "better" if gain > 0 else "worse"
+        return f"{word} by {show_difference(abs(gain), near, far, self.metric)}"
+
+    def size(self, gain: float) -> str:
+        """On either side: ``0.5 points``, ``12% in loss`` or ``a factor of 3.0 in loss``."""
+        width = abs(gain)
+        if not self.ratio:
+            return f"{signed(width, max(1, decimals(width / 2)))} {unit(self.metric)}"
+        if width >= _FACTOR:
+            return f"a factor of {show_times(_exp(width))} in {self.metric}"
+        percent = 100 * math.expm1(width)
+        return f"{signed(percent, decimals(percent / 2))}% in {self.metric}"
+
+    @property
+    def head(self) -> str:
+        """Of a table's column of means."""
+        return "Ratio" if self.ratio else "Mean gain"
+
+    @property
+    def note(self) -> str:
+        """What a table's numbers are."""
+        if self.ratio:
+            return f"Ratios of {self.metric}, the first to the second; below 1 is better."
+        units = "points" if self.metric == "accuracy" else f"units of {self.metric}"
+        return f"In {units}; a positive gain is better."
+
+    @property
+    def noun(self) -> str:
+        """What is taken of two results."""
+        return "Ratios" if self.ratio else "Differences"
+
+    def _times(self, gain: float, ends: list[float]) -> tuple[str, str]:
+        """``1.8 times lower in loss`` and its interval; in percent if all of it is small."""
+        word = "lower" if gain > 0 else "higher"
+        sizes = [abs(gain), *ends]
+        if max(sizes) >= _FACTOR:
+            mean, *interval = (show_times(_exp(size)) for size in sizes)
+            return f"{mean} times {word} in {self.metric}", " to ".join(interval)
+        of_lower = gain > 0  # 10% lower is a ratio of 1 to 0.9, 10% higher of 1.1 to 1
+        percent = [100 * (-math.expm1(-s) if of_lower else math.expm1(s)) for s in sizes]
+        mean, *interval = show_percent(*percent)
+        return f"{mean} {word} in {self.metric}", " to ".join(interval)
+
+
+def scale_of(plan: Plan, results: Iterable[float]) -> Scale:
+    """The scale on which these results, all of a plan, are compared."""
+    values = list(results)
+    positive = bool(values) and min(values) > 0
+    ratio = plan.kind == "study" and plan.better == "lower" and positive
+    return Scale(plan.metric, plan.better, ratio)
+
+
+def _exp(value: float) -> float:
+    """Without overflow: an interval of two seeds may reach anywhere."""
+    return math.exp(max(-700.0, min(700.0, value)))

@@ -1,0 +1,74 @@
+"""How many copies of the parameters there are while a gradient is taken, where activations lie."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from aliceopt.landscape import bound_check, choose_radii, diagonals, excursion, ladder, slices
+
+SHAPE = (37, 41)  # of the parameter that is counted; nothing else has it
+MOVE = {"0.weight": torch.ones(SHAPE)}
+
+
+class Alive(TorchDispatchMode):
+    """Knows the tensors of that shape that operations gave, as long as somebody holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        leaves = (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+        self.known += [weakref.ref(leaf) for leaf in leaves if leaf.shape == SHAPE]
+        return given
+
+    def memories(self) -> set[int]:
+        """Where they lie."""
+        there = [tensor for known in self.known if (tensor := known()) is not None]
+        return {tensor.untyped_storage().data_ptr() for tensor in there}
+
+
+@pytest.mark.parametrize(
+    ("look", "copies"),
+    [
+        (partial(ladder, radii=0.01, count=2), 3),
+        (choose_radii, 2),
+        (partial(diagonals, radius=0.01, coordinates=False), 3),
+        (partial(bound_check, radius=0.01, moves={"given": MOVE}), 5),
+        (partial(slices, directions="random", points=3), 5),
+        (partial(slices, directions=MOVE, points=3), 5),
+        (partial(slices, directions=["gradient", "random"], points=3), 6),
+    ],
+)
+def test_no_more_copies_than_are_needed(
+    look: Callable[..., Any], copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Home, gradient and a side's; h and rho for predictions; a direction that is a gradient.
+
+    Of large parameters: directions and radii of small ones are kept too.
+    """
+    monkeypatch.setattr(excursion, "SMALL", 0)
+    model = nn.Sequential(nn.Linear(SHAPE[1], SHAPE[0], bias=False), nn.Linear(SHAPE[0], 1))
+    inputs, weights = torch.randn(5, SHAPE[1]), (model[0].weight, MOVE["0.weight"])
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
+    found = []
+
+    def closure() -> torch.Tensor:
+        found.append(len(alive.memories() - own))
+        loss = model(inputs).relu().square().mean()
+        loss.backward()
+        return loss.detach()
+
+    with Alive() as alive:
+        look(model, closure)
+    assert max(found) == copies
