@@ -29,7 +29,7 @@ def installed() -> list[str]:
     return [
         key
         for key, method in SETTINGS["baselines"].items()
-        if importlib.util.find_spec(optimizer_name(method.optimizer)[0].partition(".")[0])
+        if importlib.util.find_spec(optimizer_name(method["optimizer"])[0].partition(".")[0])
     ]
 
 

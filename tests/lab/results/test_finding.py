@@ -71,14 +71,13 @@ def test_a_claim_between_different_tuned_rates_names_both(rates: int, tmp_path: 
     assert text.count("at learning rate") == text.count(said) == (rates > 1)
 
 
-def own_plan(seeds: int, **choices: Any) -> dict[str, Any]:
+def own_plan(seeds: int, **choices: Any) -> Plan:
     """The planner's own, of Alice as it comes, without look-ahead, with curvature, and AdamW."""
     pytest.importorskip("sklearn")
     names = ["alice", "alice-plain", "alice-curvature", "adamw"]
     plan = study_plan(terms=[], baselines=names, seeds=seeds, tune=1, **choices).final
-    for run in plan.runs:  # seconds of an invented run follow its gradients
-        run.gradients = 300 if run.method == "alice-curvature" else 200
-    return plan
+    dear = {"alice-curvature": 300}  # seconds of an invented run follow its gradients
+    return replace(plan, runs=[replace(r, gradients=dear.get(r.method, 200)) for r in plan.runs])
 
 
 def test_what_look_ahead_and_curvature_are_worth_is_said_below_the_decision() -> None:
@@ -108,7 +107,7 @@ def test_what_look_ahead_and_curvature_are_worth_is_said_below_the_decision() ->
 
 def test_two_tests_of_alices_parts_are_corrected_by_themselves() -> None:
     """By two, whatever else is compared; at equal seconds no seconds are told."""
-    plan = {**own_plan(4), "paces": {"alice": 0.1}}
+    plan = replace(own_plan(4), paces={"alice": 0.1})
     drawn = found(plan, invented_results(plan, seed=3, base=1.0, noise=0.05))
     parts = [c for c in drawn.comparisons if c.question in ("ahead", "curvature")]
     smaller, larger = sorted(parts, key=lambda c: c.p or 0)
@@ -121,7 +120,7 @@ def test_without_the_methods_nothing_is_said_of_their_worth() -> None:
     """Nor in experiments, whose Alices differ in more ways."""
     plan = grid_plan(3)
     assert found(plan, invented_results(plan)).worth == ""
-    plan = {**own_plan(3), "kind": "experiment", "reference": ""}
+    plan = replace(own_plan(3), kind="experiment", reference="")
     assert found(plan, invented_results(plan)).worth == ""
 
 

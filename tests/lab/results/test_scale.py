@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_losses_that_spread_over_powers_of_ten_are_told_apart() -> None:
             results[m, s] = times * size * math.exp(draw.gauss(0, 0.1))
     verdicts = {}
     for kind in ("study", "experiment"):
-        drawn = compare({**plan, "kind": kind}, in_memory(plan, results))
+        drawn = compare(replace(plan, kind=kind), in_memory(plan, results))
         verdicts[kind] = {c.verdict for c in drawn if c.question == "best"}
     assert verdicts["study"] == {"better"}
     assert "better" not in verdicts["experiment"]
