@@ -126,7 +126,7 @@ def test_records_are_not_mixed(file, tmp_path):
         (small_plan(f"{file}:raises", {"adam": ADAM}), "problem"),
         (
             small_plan(file, {"adam": ADAM}, train={"steps": 9}),
-            "train.evaluations, train.logs, train.steps",
+            "train.steps, train.evaluations, train.logs",
         ),
     ):
         with pytest.raises(PlanError, match=rf"adam, seed 0, .* other settings \({named}\)"):
