@@ -20,7 +20,8 @@ from aliceopt.cli import build
 from aliceopt.lab import calibration, compression, compression_records
 from aliceopt.lab.calibration import PREDICTIONS, calibrate
 from aliceopt.lab.compressing import _Keeper
-from aliceopt.lab.compression import ROWS, Ask, Result
+from aliceopt.lab.compression import Ask, Result
+from aliceopt.lab.compression_rows import ROWS
 from aliceopt.lab.network import Network, network_of, problem_run
 from aliceopt.lab.problem import Problem
 
@@ -168,12 +169,12 @@ def records_of_complete(journal: Path) -> list[dict[str, Any]]:
 
 def test_rounds_share_the_gradients_and_fours_keep_two(tmp_path, source):
     """In three rounds of 20 gradients each; 2:4 beside it in the same folder, one network."""
-    asked = ["--out", tmp_path / "out", "--criteria", "magnitude,curvature,trial,sparsegpt"]
+    asked = ["--out", tmp_path / "out", "--criteria", "magnitude,measured,measured-refit,sparsegpt"]
     result = compress(source, *asked, "--sparsity", "0.75", "--rounds", 3, "--gradients", 60)
     assert result.exit_code == 0, result.output
     lines = {line["criterion"]: line for line in records_of(tmp_path / "out")[1:]}
     assert {n: line["gradients"] for n, line in lines.items()} == {
-        "magnitude": 0, "curvature": 60, "trial": 60, "sparsegpt": 0
+        "magnitude": 0, "measured": 60, "measured-refit": 60, "sparsegpt": 0
     }  # fmt: skip
     assert all(line["removed"] == pytest.approx(0.75, abs=0.01) for line in lines.values())
     result = compress(source, *asked, "--structure", "2:4", "--gradients", 20)
