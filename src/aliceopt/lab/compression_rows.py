@@ -12,7 +12,7 @@ __all__ = ["ROWS", "Row", "row_of"]
 
 
 class Row(NamedTuple):
-    """A criterion: its score, gradients a batch, its exponent (None: the best), its radius."""
+    """A criterion: its score, gradients a batch, its exponent (None: by loss), its radius."""
 
     label: str
     criterion: str
@@ -46,20 +46,18 @@ ROWS: dict[str, Row] = {
     "taylor": Row("Taylor: |g w|", "taylor", 1),
     "fisher": Row("Fisher: F w\u00b2", "fisher", 1),
     "fisher-root": Row("Fisher, tempered: F^\u00bd w\u00b2", "fisher", 1, 0.5),
-    "fisher-measured": Row("F^a w\u00b2, a by measured loss", "fisher", 1, None),
+    "fisher-measured": Row("F^a w\u00b2, a by loss", "fisher", 1, None),
     "fisher-refit": Row("F^\u00bd w\u00b2, what stays fitted anew", "fisher", 1, 0.5, refit=True),
     "fisher-measured-refit": Row(
-        "F^a w\u00b2, a by measured loss, what stays fitted anew", "fisher", 1, None, refit=True
+        "F^a w\u00b2, a by loss, fitted anew", "fisher", 1, None, refit=True
     ),
     "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, 1e-4),
     "curvature": Row("h over a radius: h w\u00b2", "curvature", 2),
     "refit": Row("h w\u00b2, what stays fitted anew", "curvature", 2, refit=True),
     "free": Row("h free of kinks: h w\u00b2", "free", 3),
     "both": Row("h and glass, by Theorem 4", "both", 3),
-    "measured": Row("h^a w\u00b2, a by measured loss", "curvature", 2, None),
-    "measured-refit": Row(
-        "h^a w\u00b2, a by measured loss, what stays fitted anew", "curvature", 2, None, refit=True
-    ),
+    "measured": Row("h^a w\u00b2, a by loss", "curvature", 2, None),
+    "measured-refit": Row("h^a w\u00b2, a by loss, fitted anew", "curvature", 2, None, refit=True),
 }
 """By the names of ``--criteria``; ``curvature@1e-3`` is the criterion at another radius."""
 
