@@ -20,7 +20,8 @@ from aliceopt.cli import build
 from aliceopt.lab import calibration, compression, compression_records
 from aliceopt.lab.calibration import PREDICTIONS, calibrate
 from aliceopt.lab.compressing import _Keeper
-from aliceopt.lab.compression import ROWS, Ask, Result
+from aliceopt.lab.compression import Ask, Result
+from aliceopt.lab.compression_rows import ROWS
 from aliceopt.lab.network import Network, network_of, problem_run
 from aliceopt.lab.problem import Problem
 
@@ -71,12 +72,15 @@ def test_every_criterion_takes_as_many_gradients_and_the_best_network_is_kept(tm
     for row in ROWS.values():
         assert row.label in result.output
     assert "75%: " in result.output
-    assert "one seed: no difference is established" in result.output.replace("\n", " ")
+    assert "one seed: no difference is established" in " ".join(result.output.split())
     records = records_of(out)
     assert [r["criterion"] for r in records] == ["none", *ROWS]
     for record in records[1:]:
         row = ROWS[record["criterion"]]
         assert record["gradients"] == (30 if row.gradients else 0)
+        assert record["temper"] == row.temper or row.temper is None
+    old = {**records[-1], "criterion": "regression"}
+    assert len(compression_records.results_of([*records, old])) == len(records)
     kept = torch.load(out / "pruned-75.pt", weights_only=True)
     left = sum(int((kept[name] != 0).sum()) for name in ("0.weight", "3.weight"))
     assert left == 40
@@ -185,12 +189,12 @@ def records_of_complete(journal: Path) -> list[dict[str, Any]]:
 
 def test_rounds_share_the_gradients_and_fours_keep_two(tmp_path, source):
     """In three rounds of 20 gradients each; 2:4 beside it in the same folder, one network."""
-    asked = ["--out", tmp_path / "out", "--criteria", "magnitude,curvature,trial,sparsegpt"]
+    asked = ["--out", tmp_path / "out", "--criteria", "magnitude,measured,measured-refit,sparsegpt"]
     result = compress(source, *asked, "--sparsity", "0.75", "--rounds", 3, "--gradients", 60)
     assert result.exit_code == 0, result.output
     lines = {line["criterion"]: line for line in records_of(tmp_path / "out")[1:]}
     assert {n: line["gradients"] for n, line in lines.items()} == {
-        "magnitude": 0, "curvature": 60, "trial": 60, "sparsegpt": 0
+        "magnitude": 0, "measured": 60, "measured-refit": 60, "sparsegpt": 0
     }  # fmt: skip
     assert all(line["removed"] == pytest.approx(0.75, abs=0.01) for line in lines.values())
     result = compress(source, *asked, "--structure", "2:4", "--gradients", 20)
@@ -337,6 +341,34 @@ def test_criteria_share_measurements_and_each_is_as_if_it_were_alone(tmp_path, s
     together = losses(*names)
     assert calls == [("gradient", "fisher"), ("free", "rms", "glass")]
     assert together == [one for name in names for one in losses(name)]
+
+
+def test_an_exponent_is_chosen_on_batches_that_the_refit_has_not_seen(
+    tmp_path, source, monkeypatch
+):
+    """Of training data, in every round; where all are seen, the last; gradients are taken by h."""
+    network = network_of(problem_run(source, 0, epochs=1), tmp_path, torch.device("cpu"))
+    real, seen, tempers = compression.temper_by_loss, [], []
+
+    def watched(model: Any, measured: Any, sparsity: float, loss: Any, batches: Any, **how: Any):
+        there = list(batches)
+        seen.append((round(sparsity, 2), [x for x, _ in there]))
+        tempers.append(real(model, measured, sparsity, loss, there, **how))
+        return tempers[-1]
+
+    monkeypatch.setattr(compression, "temper_by_loss", watched)
+    ask = Ask((0.75,), ("fisher-measured-refit", "measured"), 40, rounds=2)
+    for refitted, chosen, places in ((3, 4, range(4, 8)), (6, 4, (6, 7)), (8, 5, range(3, 8))):
+        monkeypatch.setattr(compression, "UPDATE_BATCHES", refitted)
+        monkeypatch.setattr(compression, "CHOICE_BATCHES", chosen)
+        seen.clear()
+        found = list(compression.compare(network, 0, ask, done=[compression.WHOLE]))
+        assert [share for share, _ in seen] == [0.5, 0.75] * 2
+        expected = torch.stack([network.train.batch(0, 0, i)[0] for i in places])
+        assert all(torch.equal(torch.stack(batches), expected) for _, batches in seen)
+        assert [result.temper for result in found] == tempers[1:4:2]
+        assert [result.gradients for result in found] == [40, 40]
+        tempers.clear()
 
 
 def test_a_result_that_is_no_number_does_not_stand_for_the_best(tmp_path):

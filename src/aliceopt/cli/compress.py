@@ -78,7 +78,8 @@ def compress(
     report and, for every sparsity, the pruned network whose loss is lowest.
     """
     from aliceopt.lab import carry_out
-    from aliceopt.lab.compression import ROWS, Ask
+    from aliceopt.lab.compression import Ask
+    from aliceopt.lab.compression_rows import ROWS
     from aliceopt.lab.lock import locked
 
     with carry_out.told(refuse, needs_lab):

@@ -11,7 +11,7 @@ from ..theory.glass_bound import GLASS_LOSS_FACTOR
 from .averages import CURVATURES, Sensitivity
 from .weights import Weight, weights_of
 
-__all__ = ["CRITERIA", "scores", "tempering"]
+__all__ = ["CRITERIA", "TEMPERED", "check_temper", "scores"]
 
 _TINY = 1e-30  # keeps the order of weights where a curvature is zero
 
@@ -40,24 +40,6 @@ def _inputs(w: Tensor, temper: float, norms: Tensor) -> Tensor:
     return w.abs() * norms**temper
 
 
-def tempering(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """The slope of log curvature after a removal on log curvature before it, over all weights.
-
-    Where much is removed, curvatures move towards each other: those that were far above the others
-    fall, those far below rise. The best guess of log h over the way is then not log h but this
-    share of it, which is the exponent to score with. Zeros on either side are left out.
-    """
-    pairs = [(before[name].flatten(), after[name].to(before[name]).flatten()) for name in before]
-    x, y = (torch.cat(part).double() for part in zip(*pairs, strict=True))
-    told = (x > 0) & (y > 0)
-    x, y = x[told].log(), y[told].log()
-    x, y = x - x.mean(), y - y.mean()
-    spread = x.square().sum()
-    if spread == 0:
-        raise ValueError("there is no slope: all curvatures are equal, or fewer than two are known")
-    return float((x * y).sum() / spread)
-
-
 CRITERIA: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     "magnitude": ((), _magnitude),
     "taylor": (("gradient",), _first),
@@ -71,6 +53,9 @@ CRITERIA: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     "wanda": ((), _inputs),
 }
 """By name: the terms of the sensitivity that are needed, and the score."""
+
+TEMPERED = tuple(name for name, (_, score) in CRITERIA.items() if score in (_second, _both))
+"""Those that a sensitivity enters with an exponent."""
 
 
 def scores(
@@ -88,7 +73,7 @@ def scores(
     curvature   ``h^temper w^2``              h by "rms"; by "abs", "signed", "free" with those
     glass       ``c rho^(1/2) |w|^(3/2)``     what the glass should cost by Theorem 4
     both        ``h w^2 / 2`` and the glass
-    fisher      ``F^temper w^2``              squared gradients of batches; 1/2 is a good temper
+    fisher      ``F^temper w^2``              squared gradients of batches; see `temper_by_loss`
     magnitude   ``|w|``
     taylor      ``|g w|``
     wanda       ``|w| |x|^temper``            x: inputs, from `input_norms`; torchao takes 2
@@ -98,8 +83,7 @@ def scores(
     """
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}")
-    if not 0 < temper <= 2:
-        raise ValueError(f"temper must be a number in (0, 2], got {temper!r}")
+    check_temper(temper)
     terms, score = CRITERIA[criterion]
     needed = _needed(criterion, terms, measured, radius, norms)
     weights = weights_of(model, needed[0] if needed else None)
@@ -108,6 +92,12 @@ def scores(
             name: _score(weight, score, temper, [there[name] for there in needed])
             for name, weight in weights.items()
         }
+
+
+def check_temper(temper: float) -> None:
+    """Refuse what is no exponent of a score."""
+    if not isinstance(temper, int | float) or isinstance(temper, bool) or not 0 <= temper <= 2:
+        raise ValueError(f"temper must be a number in [0, 2], got {temper!r}")
 
 
 def _needed(

@@ -15,10 +15,10 @@ from torch.nn.utils import prune as torch_prune
 from ..sharding import is_dtensor
 from .averages import Sensitivity
 from .channels import shrink
-from .criteria import CRITERIA, scores, tempering
+from .criteria import scores
 from .weights import Weight, weights_of
 
-__all__ = ["Pruned", "masks_of", "prune", "tempering_for"]
+__all__ = ["Pruned", "masks_of", "prune"]
 
 SCOPES = ("global", "layer", "row")
 STRUCTURES = ("unstructured", "2:4", "channels")
@@ -160,36 +160,6 @@ def _by_row(score: Tensor, sparsity: float) -> Tensor:
     rows = score.flatten(1)
     order = rows.argsort(dim=1, stable=True)[:, : round(sparsity * rows.shape[1])]
     return torch.ones_like(rows, dtype=torch.bool).scatter_(1, order, False).view_as(score)
-
-
-def tempering_for(
-    model: nn.Module,
-    measured: Sensitivity,
-    sparsity: float,
-    measure: Callable[[Mapping[str, Tensor]], Sensitivity],
-    *,
-    criterion: str = "curvature",
-    scope: str = "global",
-) -> float:
-    """The exponent that suits a sparsity: `tempering` by a removal on trial.
-
-    ``measure`` is given where the weights would be (pass it on as ``center``) and measures there;
-    the model itself is not changed. Fewer batches than for the scores will do.
-    """
-    _check(sparsity, scope, "unstructured", 1, None)
-    worth = scores(model, measured, criterion, temper=0.5 if criterion == "fisher" else 1.0)
-    masks, _ = masks_of(worth, sparsity, scope=scope)
-    weights = weights_of(model, masks)
-    center = {name: weights[name].parameter.detach() * mask for name, mask in masks.items()}
-    before, after = (_sizes(found, criterion) for found in (measured, measure(center)))
-    return tempering(before, after)
-
-
-def _sizes(found: Sensitivity, criterion: str) -> dict[str, Tensor]:
-    """A sensitivity as it goes into the score; the Fisher as what it is, a square, by its root."""
-    if criterion == "fisher":
-        return {name: mean.sqrt() for name, mean in found.mean("fisher").items()}
-    return found.curvature(CRITERIA[criterion][0][0])
 
 
 def two_of_four(score: Tensor) -> Tensor:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aliceopt.compress import (
-    CRITERIA,
     Pruned,
     Sensitivity,
     default_radius,
@@ -30,13 +29,14 @@ from aliceopt.compress import (
     scores,
     sensitivity,
     sparsegpt,
-    tempering_for,
+    temper_by_loss,
 )
 from aliceopt.lab.clock import Clock
+from aliceopt.lab.compression_rows import ROWS, Row, row_of
 from aliceopt.lab.network import Network
 from aliceopt.lab.plan import PlanError
 
-__all__ = ["ROWS", "Ask", "Key", "Result", "Row", "compare", "row_of"]
+__all__ = ["Ask", "Key", "Result", "compare"]
 
 CALIBRATION_BATCHES = 50
 """For BatchNorm statistics and norms of inputs."""
@@ -44,78 +44,12 @@ CALIBRATION_BATCHES = 50
 UPDATE_BATCHES = 20
 """For updates of what stays, which go over them once a layer."""
 
+CHOICE_BATCHES = 20
+"""For the exponent of lowest loss."""
+
 FINETUNE_RATE = 1e-3
-TRIAL_SHARE = 0.2
-"""Of the gradients of a criterion whose exponent is found by a removal on trial."""
 
 STRUCTURES = ("unstructured", "2:4")
-
-
-class Row(NamedTuple):
-    """A criterion: its score, gradients a batch, its exponent (None: by trial), its radius."""
-
-    label: str
-    criterion: str
-    gradients: int
-    temper: float | None = 1.0
-    radius: float | None = None
-    scope: str = "global"
-    refit: bool = False
-    """Whether what stays is fitted to the outputs of before."""
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """Of a sensitivity, that the score needs."""
-        return CRITERIA[self.criterion][0] if self.gradients else ()
-
-    @property
-    def kind(self) -> tuple[str | int, float | None, bool]:
-        """The same for criteria whose measurements of the whole network are one and the same."""
-        return self.gradients or self.criterion, self.radius, self.temper is None
-
-
-ROWS: dict[str, Row] = {
-    "magnitude": Row("magnitude", "magnitude", 0),
-    "wanda": Row("Wanda: |w| times its inputs, by row", "wanda", 0, scope="row"),
-    "wanda-torchao": Row(
-        "Wanda as in torchao: |w| times inputs\u00b2", "wanda", 0, 2.0, scope="layer"
-    ),
-    "sparsegpt": Row("SparseGPT: updates what stays, by layer", "sparsegpt", 0),
-    "magnitude-refit": Row("magnitude, what stays fitted anew", "magnitude", 0, refit=True),
-    "wanda-refit": Row("Wanda, what stays fitted anew", "wanda", 0, scope="row", refit=True),
-    "taylor": Row("Taylor: |g w|", "taylor", 1),
-    "fisher": Row("Fisher: F w\u00b2", "fisher", 1),
-    "fisher-root": Row("Fisher, tempered: F^\u00bd w\u00b2", "fisher", 1, 0.5),
-    "fisher-trial": Row("Fisher, tempered by trial", "fisher", 1, None),
-    "fisher-refit": Row("F^\u00bd w\u00b2, what stays fitted anew", "fisher", 1, 0.5, refit=True),
-    "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, 1e-4),
-    "curvature": Row("h over a radius: h w\u00b2", "curvature", 2),
-    "refit": Row("h w\u00b2, what stays fitted anew", "curvature", 2, refit=True),
-    "free": Row("h free of kinks: h w\u00b2", "free", 3),
-    "both": Row("h and glass, by Theorem 4", "both", 3),
-    "trial": Row("h, tempered by trial", "curvature", 2, None),
-}
-"""By the names of ``--criteria``; ``curvature@1e-3`` is the criterion at another radius."""
-
-
-def row_of(name: str) -> Row:
-    """The criterion of a name, perhaps at a radius of its own."""
-    key, at, radius = name.partition("@")
-    if key not in ROWS:
-        raise PlanError(f"--criteria has {name!r}; there are {', '.join(ROWS)}")
-    row = ROWS[key]
-    if not at:
-        return row
-    try:
-        value = float(radius)
-    except ValueError:
-        value = 0.0
-    if row.gradients < 2 or not 0 < value < math.inf:
-        raise PlanError(
-            f"--criteria has {name!r}: a radius > 0 stands behind the @ of one that probes, like "
-            "curvature@1e-3"
-        )
-    return row._replace(label=f"{row.label}, radius {value:g}", radius=value)
 
 
 Key = tuple[str, float, str, int, float, int]
@@ -128,7 +62,8 @@ class Result:
 
     ``removed`` is the share that went: less than the sparsity where 2:4 leaves layers dense.
     ``gradients`` and ``seconds`` are those of the scores, all rounds, up to the masks; seconds are
-    None where other work shared the device.
+    None where other work shared the device. ``temper`` is the exponent, the last round's if it is
+    chosen in each.
     """
 
     criterion: str
@@ -294,67 +229,80 @@ class _Judge:
             return input_norms(model, lambda batch: self.network.forward(batch, model), seen)
         if not self.row.gradients:
             return None
-        share = 1 - TRIAL_SHARE if self.row.temper is None else 1.0
-        return self._sensitivity(model, int(share * self.allowed), terms)
+        return self._sensitivity(model, terms)
 
-    def _sensitivity(
-        self,
-        model: nn.Module,
-        gradients: int,
-        terms: tuple[str, ...],
-        center: Mapping[str, Tensor] | None = None,
-    ) -> Sensitivity:
+    def _sensitivity(self, model: nn.Module, terms: tuple[str, ...]) -> Sensitivity:
         """In float32 at a radius of its own, which bf16 may not resolve; else as it is used."""
-        row, trial = self.row, center is not None
+        row = self.row
         given = nullcontext(self.network) if row.radius is None else self.network.precisely()
         with given as network:
             return sensitivity(
                 model,
                 lambda batch: network.loss(batch, model).backward(),
-                islice(network.batches(self.seed + trial), max(1, gradients // row.gradients)),
+                islice(network.batches(self.seed), max(1, self.allowed // row.gradients)),
                 1.0 if self.radius is None else self.radius,  # not used without probes
                 terms=terms,
                 seed=self.seed,
-                center=center,
             )
 
-    def scores(self, model: nn.Module, found: Measured, sparsity: float) -> dict[str, Tensor]:
+    def scores(
+        self, model: nn.Module, found: Measured, sparsity: float, structure: str
+    ) -> dict[str, Tensor]:
         """How much every weight of the model is worth."""
         self.clock.start()
         measured = found if isinstance(found, Sensitivity) else None
         if measured is not None and self.row.temper is None:
-            self.temper = self._trial(model, measured, sparsity)
+            self.temper = self._best_temper(model, measured, sparsity, structure)
         norms = None if isinstance(found, Sensitivity) else found
         temper = 1.0 if self.temper is None else self.temper
         worth = scores(model, measured, self.row.criterion, temper=temper, norms=norms)
         self.clock.pause()
         return worth
 
-    def _trial(self, model: nn.Module, measured: Sensitivity, sparsity: float) -> float:
-        """The exponent; the Fisher is a square, and gets half of it."""
-        row = self.row
+    def _best_temper(
+        self, model: nn.Module, measured: Sensitivity, sparsity: float, structure: str
+    ) -> float:
+        """By the loss at the end of an epoch, at whose beginning scores and refit are made."""
+        network, row, count = self.network, self.row, len(self.network.train)
+        refitted = UPDATE_BATCHES if count > UPDATE_BATCHES else 0  # if there are any others
+        places = range(max(refitted, count - CHOICE_BATCHES), count)
+        return temper_by_loss(
+            model,
+            measured,
+            sparsity,
+            lambda batch: network.loss(batch, model),
+            (network.train.batch(self.seed, 0, i) for i in places),
+            mend=lambda: self._mend(model),
+            criterion=row.criterion,
+            scope=row.scope,
+            structure=structure,
+        )
 
-        def measure(center: Mapping[str, Tensor]) -> Sensitivity:
-            there = self._sensitivity(model, int(TRIAL_SHARE * self.allowed), row.terms, center)
-            self.gradients += there.gradients
-            return there
+    def _mend(self, model: nn.Module) -> None:
+        _recalibrate(self.network, model, self.seed)
+        if self.row.refit:
+            self._refit(model)
+            _recalibrate(self.network, model, self.seed)
 
-        slope = tempering_for(model, measured, sparsity, measure, criterion=row.criterion)
-        return min(1.0, max(0.05, slope)) / (2 if row.criterion == "fisher" else 1)
+    def _refit(self, model: nn.Module) -> None:
+        seen = islice(self.network.batches(self.seed), UPDATE_BATCHES)
+        refit(model, lambda batch: self.network.forward(batch, model), seen)
 
     def update(self, model: nn.Module, sparsity: float, structure: str) -> Pruned | None:
         """Update what stays, in place: as SparseGPT does it with its masks, or behind others."""
         self.clock.start()
-        seen = islice(self.network.batches(self.seed), UPDATE_BATCHES)
-
-        def forward(batch: Any) -> Any:
-            return self.network.forward(batch, model)
-
         found = None
         if self.row.refit:
-            refit(model, forward, seen)
+            self._refit(model)
         else:
-            found = sparsegpt(model, forward, seen, sparsity, structure=structure)
+            seen = islice(self.network.batches(self.seed), UPDATE_BATCHES)
+            found = sparsegpt(
+                model,
+                lambda batch: self.network.forward(batch, model),
+                seen,
+                sparsity,
+                structure=structure,
+            )
         self.clock.pause()
         return found
 
@@ -370,7 +318,7 @@ def _pruned(judge: _Judge, model: nn.Module, first: Measured, sparsity: float, a
         if row.criterion == "sparsegpt":
             pruned = judge.update(model, share, ask.structure)
         else:
-            worth = judge.scores(model, found, sparsity)
+            worth = judge.scores(model, found, share, ask.structure)
             pruned = prune(model, worth, share, scope=row.scope, structure=ask.structure)
             if row.refit:
                 _recalibrate(judge.network, model, judge.seed)

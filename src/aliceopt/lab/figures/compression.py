@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from aliceopt.lab.calibration import Calibration
-from aliceopt.lab.compression import Result, row_of
+from aliceopt.lab.compression import Result
+from aliceopt.lab.compression_rows import row_of
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.results.compression_table import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_compression", "draw_layers", "draw_radii"]
 
-_LEFT_OUT = ("taylor", "fisher-trial", "point", "free", "both", "trial")
+_LEFT_OUT = ("taylor", "point", "free", "both", "measured", "fisher-measured")
 """Not drawn where there are more criteria than lines that can be told apart."""
 
 

@@ -8,7 +8,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from aliceopt.lab.calibration import PREDICTIONS, Calibration
-from aliceopt.lab.compression import ROWS, Result, row_of
+from aliceopt.lab.compression import Result
+from aliceopt.lab.compression_rows import ROWS, row_of
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
 
