@@ -187,8 +187,7 @@ def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
 def _sizes(sites: Sequence[Site]) -> tuple[list[float], float]:
     """Root mean squares of every parameter, and of all; 1 where all are zero."""
     packs = packs_of(sites)
-    with torch.no_grad():
-        squares = by_site(packs, [pack.squares(pack.position()) for pack in packs])
+    squares = by_site(packs, [pack.squares(pack.position()) for pack in packs])
     sums = [squares[site].item() for site in sites]
     counts = [max(1, site.param.numel()) for site in sites]
     sizes = [math.sqrt(total / count) for total, count in zip(sums, counts, strict=True)]

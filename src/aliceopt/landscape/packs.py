@@ -63,6 +63,7 @@ class Pack:
         """The parameters, as this process holds them."""
         return [local(site.param) if self.sharded else site.param for site in self.sites]
 
+    @torch.no_grad()
     def position(self) -> Tensor:
         """Where the parameters are, in state precision."""
         return self.joined(self.params()).to(self.dtype)
