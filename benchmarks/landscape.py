@@ -9,6 +9,8 @@ All that the command measures with this preset, on training and held-out batches
 (12 layers, 768 wide, 50,257 tokens) and takes 8 sequences of 1024 under bfloat16 autocast, with
 flash attention and nothing else. Data are random, and so are the weights but for a few steps.
 
+A line says what was measured as soon as it was; the table comes last.
+
 Columns. "gradients" are those taken. "peak GB" is the most memory that tensors had at once on the
 device, "x AdamW" that over the peak of a training step of AdamW on such a batch. The row "start"
 has the evaluation before and the optimizer's next step; seconds and memory of an instrument's first
@@ -164,11 +166,12 @@ class Meter:
         self.begun = time.perf_counter()
 
     def read(self, row: Row) -> None:
-        """Add what was used since, and begin again."""
+        """Add what was used since, say so at once, and begin again."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
             row.peak = max(row.peak, torch.cuda.max_memory_allocated(self.device))
         row.seconds += time.perf_counter() - self.begun
+        print(f"{row.what}: {row.gradients} gradients, {row.seconds:.2f} s so far", flush=True)
         self.begin()
 
 

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aliceopt.signs import Key, block_signs, sign_key, signs_at
+from aliceopt.signs import (
+    Key,
+    block_signs,
+    joined_signs,
+    joined_words,
+    sign_key,
+    signs_at,
+)
 
 WORD = 2**32
 STANDARD_ERRORS = 4.0
@@ -295,3 +302,24 @@ def test_cuda_has_the_same_bits() -> None:
         assert torch.equal(cuda.cpu(), block_signs(key, (100, 333), **options))
     far = torch.arange(2**40 - 500, 2**40 + 500)
     assert torch.equal(signs_at(key, far.cuda()).cpu(), signs_at(key, far))
+
+
+# ---- many tensors at once --------------------------------------------------------------------
+
+
+@given(
+    counts=st.lists(st.integers(0, 100), min_size=1, max_size=6),
+    seed=st.integers(0, 2**64 - 1),
+    step=st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=30, deadline=None)
+def test_joined_signs_are_those_of_each_tensor(counts: list[int], seed: int, step: int) -> None:
+    """One after the other, whatever their sizes, empty ones included."""
+    keys = [sign_key(seed, step, parameter) for parameter in range(len(counts))]
+    row = joined_signs(joined_words(keys, counts, "cpu"), counts, torch.float64)
+    expected = [
+        plain_sign(seed, step, parameter, index)
+        for parameter, count in enumerate(counts)
+        for index in range(count)
+    ]
+    assert (row.dtype, row.tolist()) == (torch.float64, expected)

@@ -15,12 +15,23 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Key", "block_signs", "run_signs", "run_words", "sign_key", "signs_at", "signs_in"]
+__all__ = [
+    "Key",
+    "block_signs",
+    "joined_signs",
+    "joined_words",
+    "run_signs",
+    "run_words",
+    "sign_key",
+    "signs_at",
+    "signs_in",
+]
 
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -67,10 +78,10 @@ def _folded(key: Key, word: int, position: int) -> Key:
     return Key(low, _mix((key.high ^ low) + _GOLDEN & _MASK))
 
 
-def _hash_words(key: Key, word_index: Tensor) -> Tensor:
-    """One 32-bit hash word for each (up to 63-bit) word index."""
-    x = _mix((word_index & _MASK) ^ key.low)
-    return _mix((x + (word_index >> 32) + key.high) & _MASK)
+def _hash_words(low: int | Tensor, high: int | Tensor, word_index: Tensor) -> Tensor:
+    """One 32-bit hash word for each (up to 63-bit) word index, of one key or of each one's own."""
+    x = _mix((word_index & _MASK) ^ low)
+    return _mix((x + (word_index >> 32) + high) & _MASK)
 
 
 def _signs_from_bits(bits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -81,7 +92,7 @@ def signs_at(key: Key, indices: Tensor, dtype: torch.dtype = torch.float32) -> T
     """Signs, +1 or -1, of the elements with these global row-major ``indices`` (int64)."""
     if indices.dtype != torch.int64:
         raise ValueError(f"indices must be int64, got {indices.dtype}")
-    words = _hash_words(key, indices // _WORD_BITS)
+    words = _hash_words(*key, indices // _WORD_BITS)
     return _signs_from_bits(words >> (indices % _WORD_BITS), dtype)
 
 
@@ -133,7 +144,7 @@ def run_words(key: Key, first: int, count: int, device: torch.device | str) -> T
     """The hash words (int32) whose bits decide on ``count`` consecutive elements."""
     lowest, last = first // _WORD_BITS, (first + count - 1) // _WORD_BITS
     index = torch.arange(lowest, last + 1, dtype=torch.int64, device=device)
-    return _hash_words(key, index).to(torch.int32)
+    return _hash_words(*key, index).to(torch.int32)
 
 
 def signs_in(words: Tensor, skip: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -144,6 +155,35 @@ def signs_in(words: Tensor, skip: int, count: int, dtype: torch.dtype) -> Tensor
     shifts = torch.arange(_WORD_BITS - 1, -1, -1, dtype=torch.int32, device=words.device)
     bits = (words[:, None] << shifts).bitwise_and_(_SIGN_BIT).bitwise_xor_(_MINUS_ONE)
     return bits.view(torch.float32).view(-1)[skip : skip + count].to(dtype)
+
+
+def joined_words(keys: Sequence[Key], counts: Sequence[int], device: torch.device | str) -> Tensor:
+    """The hash words (int32) of several tensors of ``counts`` elements, one after the other.
+
+    As many operations as for one of them.
+    """
+    lengths = [-(-count // _WORD_BITS) for count in counts]
+    starts = [0, *accumulate(lengths)][:-1]
+    own = torch.tensor([*zip(*keys, strict=True), starts], dtype=torch.int64).to(device)
+    repeats = torch.tensor(lengths, dtype=torch.int64).to(device)
+    low, high, start = own.repeat_interleave(repeats, 1, output_size=sum(lengths)).unbind()
+    index = torch.arange(sum(lengths), dtype=torch.int64, device=device) - start
+    return _hash_words(low, high, index).to(torch.int32)
+
+
+def joined_signs(words: Tensor, counts: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The signs of several tensors of ``counts`` elements in one row, from their `joined_words`.
+
+    >>> keys = [sign_key(0, 0, 0), sign_key(0, 0, 1)]
+    >>> row = joined_signs(joined_words(keys, [40, 3], "cpu"), [40, 3], torch.float32)
+    >>> bool((row[40:] == block_signs(keys[1], (3,))).all())
+    True
+    """
+    signs = signs_in(words, 0, _WORD_BITS * len(words), dtype)
+    if all(count % _WORD_BITS == 0 for count in counts):
+        return signs
+    sizes = chain.from_iterable((count, -count % _WORD_BITS) for count in counts)
+    return torch.cat(signs.split(list(sizes))[::2])
 
 
 def _check_block(size: Sequence[int], start: Sequence[int], block: Sequence[int]) -> None:

@@ -17,9 +17,12 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def test_every_gradient_of_the_command_has_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As many as the command announces, with seconds; memory is counted on CUDA alone."""
+    """As many as the command announces, with seconds; memory is counted on CUDA alone.
+
+    Every row is told once it is measured, before the table: for both kinds of batches.
+    """
     monkeypatch.setitem(PRESETS, "quick", Preset(2, 1, 1, 3, 3))
     path = tmp_path / "landscape.json"
     words = ["--device", "cpu", "--preset", "quick", "--batch", "2", "--json", str(path)]
@@ -30,6 +33,8 @@ def test_every_gradient_of_the_command_has_a_row(
     assert rows["all"]["gradients"] == gradients_of(Asked(PRESETS["quick"]), 1)
     assert all(rows[name]["gradients"] > 0 for name in INSTRUMENTS)
     assert all(row["seconds"] > 0 and row["peak"] == 0 for row in rows.values())
+    told = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "so far" in line]
+    assert told == ["AdamW step", "start", *INSTRUMENTS, *INSTRUMENTS[1:]]
 
 
 def test_the_training_step_that_memory_is_compared_with_moves_nothing() -> None:

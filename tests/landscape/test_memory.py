@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,14 +14,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from aliceopt.landscape import bound_check, choose_radii, diagonals, excursion, ladder, slices
+from aliceopt.landscape import bound_check, choose_radii, diagonals, ladder, packs, slices
 
-SHAPE = (37, 41)  # of the parameter that is counted; nothing else has it
+SHAPE = (37, 41)  # of the parameter that is counted; nothing else has as many elements
 MOVE = {"0.weight": torch.ones(SHAPE)}
 
 
 class Alive(TorchDispatchMode):
-    """Knows the tensors of that shape that operations gave, as long as somebody holds them."""
+    """Knows the tensors of that size that operations gave, as long as somebody holds them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +30,7 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = func(*args, **(kwargs or {}))
         leaves = (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
-        self.known += [weakref.ref(leaf) for leaf in leaves if leaf.shape == SHAPE]
+        self.known += [weakref.ref(leaf) for leaf in leaves if leaf.numel() == math.prod(SHAPE)]
         return given
 
     def memories(self) -> set[int]:
@@ -55,9 +56,9 @@ def test_no_more_copies_than_are_needed(
 ) -> None:
     """Home, gradient and a side's; h and rho for predictions; a direction that is a gradient.
 
-    Of large parameters: directions and radii of small ones are kept too.
+    Of a parameter by itself, which lies in a row of as many numbers.
     """
-    monkeypatch.setattr(excursion, "SMALL", 0)
+    monkeypatch.setattr(packs, "LARGE", 0)
     model = nn.Sequential(nn.Linear(SHAPE[1], SHAPE[0], bias=False), nn.Linear(SHAPE[0], 1))
     inputs, weights = torch.randn(5, SHAPE[1]), (model[0].weight, MOVE["0.weight"])
     own = {weight.untyped_storage().data_ptr() for weight in weights}

@@ -33,11 +33,12 @@ import torch
 from torch import Tensor, nn
 
 from ..landscape.excursion import Visit, excursion, sites_of
+from ..landscape.packs import Pack, by_site
 from ..landscape.samples import checked_terms, samples
-from ..sharding import as_part_of, sum_over_shards, whole
-from ..site import Draw, Site, state_dtype
+from ..sharding import as_part_of, whole
+from ..site import Draw, Site
 from .averages import CENTER, SIDES, TERMS, Key, Sensitivity
-from .resuming import own_path, save, started, zeros
+from .resuming import own_path, save, started
 from .weights import weights_of
 
 __all__ = ["default_radius", "sensitivity"]
@@ -116,8 +117,8 @@ def sensitivity(
     for batch in islice(batches, found.batches, None):
         unique = list(sites.values())
         looking = excursion(unique, model, partial(closure, batch), radii[-1] / radii[0])
-        with looking as (visit, reach), torch.no_grad():
-            _measure(found, sites, visit, reach)
+        with looking as visit, torch.no_grad():
+            _measure(found, sites, visit)
         found.batches += 1
         if path is not None and found.batches % every == 0:
             save(found, path)
@@ -148,60 +149,49 @@ def _distributed(found: Sensitivity, sites: Mapping[str, Site]) -> Sensitivity:
     return found
 
 
-def _measure(
-    found: Sensitivity,
-    sites: Mapping[str, Site],
-    visit: Visit,
-    reach: Callable[[Site], Tensor],
-) -> None:
+def _measure(found: Sensitivity, sites: Mapping[str, Site], visit: Visit) -> None:
     """One batch: its samples go into the averages."""
-    draw, number = Draw(found.seed ^ _STREAM, found.batches), found.batches + 1
+    draw, names = Draw(found.seed ^ _STREAM, found.batches), {s: n for n, s in sites.items()}
+
+    def add(pack: Pack, term: str, radius: float, sample: Tensor) -> None:
+        for site, part in zip(pack.sites, pack.parts(sample), strict=True):
+            _add_one(found, (term, radius), names[site], part)
+
+    def taken(multiple: float) -> list[Tensor]:
+        visit(draw, multiple)
+        found.gradients += 1
+        return _taken(visit.packs, names, found.batches + 1)
+
     center: list[Tensor] = []
     if any(term in CENTER for term in found.terms):
-        center = _taken(visit(draw, 0.0), sites, number)
-        found.gradients += 1
-        _add(found, sites, "gradient", 0.0, center)
-        _add(found, sites, "fisher", 0.0, [g.square() for g in center])
+        center = taken(0.0)
+        for pack, g in zip(visit.packs, center, strict=True):
+            for term, sample in (("gradient", g), ("fisher", g.square())):
+                if term in found.terms:
+                    add(pack, term, 0.0, sample)
     for radius in found.radii if any(term in SIDES for term in found.terms) else ():
         multiple = radius / found.radii[0]
-        plus = _taken(visit(draw, multiple), sites, number)
-        minus = _taken(visit(draw, -multiple), sites, number)
-        found.gradients += 2
-        for i, site in enumerate(sites.values()):
-            far = multiple * reach(site)
-            taken = samples(found.terms, site, draw, far, plus[i], minus[i], center[i : i + 1])
-            for term, sample in taken.items():
-                _add_one(found, (term, radius), list(sites)[i], sample)
+        plus, minus = taken(multiple), taken(-multiple)
+        for i, pack in enumerate(visit.packs):
+            far, signs = multiple * visit.reach(pack), partial(pack.signs, draw)
+            made = samples(found.terms, signs, far, plus[i], minus[i], center[i : i + 1])
+            for term, sample in made.items():
+                add(pack, term, radius, sample)
 
 
-def _taken(grads: Sequence[Tensor | None], sites: Mapping[str, Site], number: int) -> list[Tensor]:
-    """Gradients in state precision and memory of their own; one that is not given is zero."""
-    if all(grad is None for grad in grads):
+def _taken(packs: Sequence[Pack], names: Mapping[Site, str], number: int) -> list[Tensor]:
+    """Gradients in state precision; one that is not given is zero."""
+    if all(site.param.grad is None for site in names):
         raise ValueError(
             f"batch {number}: the closure left no gradient in any weight; it must call backward()"
         )
-    taken = [
-        zeros(site) if grad is None else grad.to(state_dtype(site.param), copy=True)
-        for grad, site in zip(grads, sites.values(), strict=True)
-    ]
-    sums = torch.stack(  # over shards, so that all processes say the same
-        [
-            sum_over_shards(grad.double().sum(), site.param)
-            for grad, site in zip(taken, sites.values(), strict=True)
-        ]
-    )
-    if not sums.isfinite().all():
-        name = list(sites)[int((~sums.isfinite()).nonzero()[0])]
-        raise ValueError(f"batch {number}: the gradient of {name!r} is not finite")
+    taken = [pack.gradient().to(pack.dtype) for pack in packs]
+    # Over shards, so that all processes say the same.
+    sums = by_site(packs, [pack.sums(row) for pack, row in zip(packs, taken, strict=True)])
+    for site, name in names.items():
+        if not sums[site].isfinite():
+            raise ValueError(f"batch {number}: the gradient of {name!r} is not finite")
     return taken
-
-
-def _add(
-    found: Sensitivity, sites: Mapping[str, Site], term: str, radius: float, values: list[Tensor]
-) -> None:
-    if term in found.terms:
-        for name, value in zip(sites, values, strict=True):
-            _add_one(found, (term, radius), name, value)
 
 
 def _add_one(found: Sensitivity, key: Key, name: str, sample: Tensor) -> None:

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..sharding import local
-from ..site import Draw, Site, signs_of, state_dtype
+from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
 from .ladder import closures_of
+from .packs import Pack, total_of
 from .power_law import STREAM, check_whole, without_nan
-from .rises import LossOf, Measured, Move, Rise, measured_on, rise_at, sums_of, total_of
+from .rises import LossOf, Measured, Move, Rise, given_move, measured_on, move_by_site, rise_at
 from .spread import Estimate, estimates
 
 __all__ = ["FORMS", "BoundCheck", "Calibration", "bound_check"]
@@ -120,10 +120,11 @@ def bound_check(
     >>> round(found["joint"].ratio.value, 6)  # a quadratic, h = 1 and no glass
     1.0
     """
-    _check(radius, probes, directions, seed)
+    moves = moves or {}
+    _check(radius, probes, directions, seed, moves)
     named, module = named_parameters(model)
     sites = sites_of(named, module, float(radius), None)
-    others = _others(sites, moves or {})
+    others = {kind: move_by_site(sites, move, f"moves[{kind!r}]") for kind, move in moves.items()}
     unique = list(dict.fromkeys(sites.values()))
     tables: list[list[Rise]] = []
     measured: list[Measured] = []
@@ -133,45 +134,27 @@ def bound_check(
             for k in range(probes + directions)
         ]
         loss = LossOf(on_batch, spacing)
-        with excursion(unique, module, loss, 1.0) as (visit, reach), torch.no_grad():
-            here = measured_on(unique, visit, reach, draws[:probes], loss)
+        with excursion(unique, module, loss, 1.0) as visit, torch.no_grad():
+            here = measured_on(visit, draws[:probes], loss)
             measured.append(here)
-            tables.append(_rises(unique, visit, here, draws[probes:], others, radius, loss, j))
+            tables.append(_rises(visit, here, draws[probes:], others, radius, loss, j))
     each = 3 + 2 * probes + 2 * directions + len(others)
     return _summary(tables, measured, radius, len(tables) * each)
 
 
-def _check(radius: Any, probes: Any, directions: Any, seed: Any) -> None:
+def _check(radius: Any, probes: Any, directions: Any, seed: Any, moves: Moves) -> None:
     number = isinstance(radius, int | float) and not isinstance(radius, bool)
     if not number or not math.isfinite(radius) or radius <= 0:
         raise ValueError(f"radius must be a number in (0, inf), got {radius!r}")
     check_whole("probes", probes, 1)
     check_whole("directions", directions, 1)
     check_whole("seed", seed, 0)
-
-
-def _others(sites: Mapping[str, Site], moves: Moves) -> dict[str, dict[Site, Tensor]]:
-    """Given moves by site, where they are: each goes to its device when it is needed."""
-    found: dict[str, dict[Site, Tensor]] = {}
-    for kind, move in moves.items():
-        if kind in ("random", "gradient"):
+    for kind in ("random", "gradient"):
+        if kind in moves:
             raise ValueError(f"moves has {kind!r}, which is measured anyway: give it another name")
-        found[kind] = {}
-        for name, value in move.items():
-            if name not in sites:
-                raise ValueError(f"moves[{kind!r}] has {name!r}, which is no trainable parameter")
-            param = sites[name].param
-            if value.shape != param.shape:
-                raise ValueError(
-                    f"moves[{kind!r}][{name!r}] must have the parameter's shape "
-                    f"{tuple(param.shape)}, got {tuple(value.shape)}"
-                )
-            found[kind][sites[name]] = local(value)
-    return found
 
 
 def _rises(
-    sites: Sequence[Site],
     visit: Visit,
     here: Measured,
     draws: Sequence[Draw],
@@ -181,45 +164,27 @@ def _rises(
     batch: int,
 ) -> list[Rise]:
     """Go along every move and come back with what it cost."""
-    gradient = dict(zip(sites, here.grads, strict=True))
+    gradient = dict(zip(visit.packs, here.grads, strict=True))
     listed: list[tuple[str, float, Move]] = []
     for draw in draws:
         for side in (1.0, -1.0):
-            listed.append(("random", side, partial(signs_of, draw=draw)))
+            listed.append(("random", side, partial(Pack.signs, draw=draw)))
     for side in (-1.0, 1.0):
-        listed.append(("gradient", side, gradient.get))
+        listed.append(("gradient", side, gradient.__getitem__))
     for kind, move in others.items():
-        listed.append((kind, 1.0, move.get))
+        listed.append((kind, 1.0, given_move(move)))
     return [
-        rise_at(
-            *(sites, visit, here, _place(sites, visit, move, side * radius)), *(loss, kind, batch)
-        )
+        rise_at(visit, here, _place(visit, move, side * radius), loss, kind, batch)
         for kind, side, move in listed
     ]
 
 
-def _place(
-    sites: Sequence[Site], visit: Visit, move: Move, length: float
-) -> Callable[[Site], Tensor]:
-    """Where a move of this root mean square ends, by site: nothing is kept."""
-
-    def there(site: Site) -> Tensor | None:
-        u = move(site)
-        return None if u is None else u.to(site.param.device, state_dtype(site.param))
-
-    rows = [
-        sums_of(site, torch.zeros(()) if (u := there(site)) is None else u.square())
-        for site in sites
-    ]
-    (squares,) = total_of(sites, rows)
-    count = sum(site.param.numel() for site in sites)
+def _place(visit: Visit, move: Move, length: float) -> Callable[[Pack], Tensor]:
+    """Where a move of this root mean square ends, by pack: nothing is kept."""
+    (squares,) = total_of([pack.totals(move(pack).square()) for pack in visit.packs])
+    count = sum(site.param.numel() for pack in visit.packs for site in pack.sites)
     scale = length * math.sqrt(count / squares) if squares > 0 else 0.0
-
-    def place(site: Site) -> Tensor:
-        home, u = visit.home(site), there(site)
-        return home if u is None else home + scale * u.to(home.dtype)
-
-    return place
+    return lambda pack: visit.home(pack) + scale * move(pack)
 
 
 # ---- what it amounts to ------------------------------------------------------------------------

@@ -18,21 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..sharding import sum_over_shards
 from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
 from .ladder import closures_of
-from .power_law import (
-    STREAM,
-    Blocks,
-    block_members,
-    check_whole,
-    fetched,
-    kept,
-    sum_dtype,
-    without_nan,
-)
-from .rises import taken
+from .packs import Pack, by_site, parts_of
+from .power_law import STREAM, Blocks, block_members, check_whole, without_nan
 from .samples import checked_terms, samples
 from .spread import Estimate, estimates
 
@@ -128,14 +118,14 @@ def diagonals(
     sites = sites_of(named, module, float(radius), None)
     members = block_members(named, sites, blocks)
     unique = list(dict.fromkeys(sites.values()))
-    kept_ = _Averages(wanted) if coordinates else None
+    averages = _Averages(wanted) if coordinates else None
     tables = []
     for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [Draw(seed ^ STREAM, (1 << 60) + j * directions + k) for k in range(directions)]
-        with excursion(unique, module, on_batch, 1.0) as (visit, reach), torch.no_grad():
-            tables.append(fetched(_sums(unique, visit, reach, draws, wanted, kept_)))
-    rows = dict(zip(unique, map(torch.stack, zip(*tables, strict=True)), strict=True))
-    means, errors = kept_.by_name(sites) if kept_ is not None else ({}, {})
+        with excursion(unique, module, on_batch, 1.0) as visit, torch.no_grad():
+            tables.append(by_site(visit.packs, _sums(visit, draws, wanted, averages)))
+    rows = {site: torch.stack([table[site] for table in tables]) for site in unique}
+    means, errors = averages.by_name(sites) if averages is not None else ({}, {})
     return Diagonals(
         radius=float(radius),
         directions=directions,
@@ -149,17 +139,21 @@ def diagonals(
 
 
 class _Averages:
-    """Means and sums of squared deviations of every coordinate, by Welford's way."""
+    """Means and sums of squared deviations of every coordinate, by Welford's way.
+
+    Rows of packs, which are cut alike for every batch.
+    """
 
     def __init__(self, terms: Sequence[str]) -> None:
         self.count = 0
-        self.means: dict[tuple[str, Site], Tensor] = {}
-        self.spreads: dict[tuple[str, Site], Tensor] = {}
+        self.packs: Sequence[Pack] = []
+        self.means: dict[tuple[str, int], Tensor] = {}
+        self.spreads: dict[tuple[str, int], Tensor] = {}
         self.terms = terms
 
-    def add(self, term: str, site: Site, sample: Tensor) -> None:
-        """The ``count``-th sample."""
-        key = term, site
+    def add(self, term: str, number: int, sample: Tensor) -> None:
+        """The ``count``-th sample of a pack."""
+        key = term, number
         if key not in self.means:
             self.means[key], self.spreads[key] = (torch.zeros_like(sample) for _ in range(2))
         before = sample - self.means[key]
@@ -171,45 +165,48 @@ class _Averages:
     ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
         """Means and standard errors."""
         free = self.count * (self.count - 1)
+        for spread in self.spreads.values():
+            spread.div_(free or math.nan).sqrt_()
         means, errors = (
-            {t: {name: kept[t, site] for name, site in sites.items()} for t in self.terms}
+            {term: self._named(kept, term, sites) for term in self.terms}
             for kept in (self.means, self.spreads)
         )
-        roots = {
-            term: {name: (x / free if free else x * math.nan).sqrt() for name, x in there.items()}
-            for term, there in errors.items()
-        }
-        return means, roots
+        return means, errors
+
+    def _named(
+        self, kept: Mapping[tuple[str, int], Tensor], term: str, sites: Mapping[str, Site]
+    ) -> dict[str, Tensor]:
+        """In memory of their own, so that each can be saved and dropped by itself."""
+        rows = [kept[term, i] for i in range(len(self.packs))]
+        own = {site: part.clone() for site, part in parts_of(self.packs, rows).items()}
+        return {name: own[site] for name, site in sites.items()}
 
 
 def _sums(
-    sites: Sequence[Site],
-    visit: Visit,
-    reach: Callable[[Site], Tensor],
-    draws: Sequence[Draw],
-    terms: Sequence[str],
-    averages: _Averages | None,
+    visit: Visit, draws: Sequence[Draw], terms: Sequence[str], averages: _Averages | None
 ) -> list[Tensor]:
-    """For each site, on its device: [directions, terms] sums of samples on one batch."""
-    center = [taken(site, grad) for site, grad in zip(sites, visit(draws[0], 0.0), strict=True)]
+    """For each pack, on its device: [directions, terms, sites] sums of samples on one batch."""
+    visit(draws[0], 0.0)
+    center = [pack.gradient().to(pack.dtype) for pack in visit.packs]
 
     def sampled(draw: Draw) -> list[Tensor]:
-        plus = [kept(grad) for grad in visit(draw, 1.0)]
-        minus = visit(draw, -1.0)
+        visit(draw, 1.0)
+        kept = visit.gradients()
+        visit(draw, -1.0)
         row = []
-        for i, site in enumerate(sites):
-            sides = taken(site, plus[i]), taken(site, minus[i])
-            found = samples(terms, site, draw, reach(site), *sides, center[i : i + 1])
-            sums = torch.stack([found[term].to(sum_dtype(site)).sum() for term in terms])
-            row.append(sum_over_shards(sums, site.param))
+        for i, pack in enumerate(visit.packs):
+            plus, minus = (side.to(pack.dtype) for side in (kept[i], pack.gradient()))
+            signs, far = partial(pack.signs, draw), visit.reach(pack)
+            found = samples(terms, signs, far, plus, minus, center[i : i + 1])
+            row.append(torch.stack([pack.sums(found[term]) for term in terms]))
             for term in terms if averages is not None else ():
-                averages.add(term, site, found[term])  # type: ignore[union-attr]
+                averages.add(term, i, found[term])  # type: ignore[union-attr]
         return row
 
     rows = []
     for draw in draws:
         if averages is not None:
-            averages.count += 1
+            averages.count, averages.packs = averages.count + 1, visit.packs
         rows.append(sampled(draw))
     return [torch.stack(row) for row in zip(*rows, strict=True)]
 
@@ -264,7 +261,7 @@ def exact_diagonals(
         def closure(one: Callable[[], Tensor] = one, found: list[Tensor] = found) -> None:
             found[:] = _hessian_sums(one(), [site.param for site in unique], rows)
 
-        with excursion(unique, module, closure, 1.0) as (visit, _):
+        with excursion(unique, module, closure, 1.0) as visit:
             visit(Draw(0, 0), 0.0)
         sums.append(torch.stack(found))
     mean = dict(zip(unique, torch.stack(sums).mean(0), strict=True))

@@ -19,20 +19,20 @@ from ..kernels.eager import EagerBackend
 from ..lookahead import standing_still
 from ..options import check_model, check_parameter, prepare_gradients_
 from ..probe import Probe
-from ..sharding import local, reshard
-from ..site import Draw, Site, signs_of, state_dtype
+from ..sharding import reshard
+from ..site import Draw, Site, state_dtype
 from ..warning import warn
 from ..watching import BufferWatch
+from .packs import Pack, packs_of
 
 __all__ = ["Visit", "excursion", "grid_radius", "inner_name", "named_parameters", "sites_of"]
-
-SMALL = 1 << 17
-"""Coordinates of a parameter that is small."""
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
-def grid_radius(center: Tensor, dtype: torch.dtype, radius: float, factor: float) -> Tensor:
+def grid_radius(
+    center: Tensor, dtype: torch.dtype, radius: float | Tensor, factor: float
+) -> Tensor:
     """``radius`` rounded to what a parameter of ``dtype`` can move by, in every coordinate.
 
     A whole number of the spacings of ``dtype`` at the far end, ``|center| + 2 factor radius``, so
@@ -50,50 +50,49 @@ def grid_radius(center: Tensor, dtype: torch.dtype, radius: float, factor: float
 class _Rays(EagerBackend):
     """Moves along the signs of a draw, by any multiple of the radius; zero is the center.
 
-    Or to a ``place``, a function of the site, if there is one. Directions and radii of parameters
-    of up to `SMALL` coordinates are kept from visit to visit: a network has many such, and on a
-    device each takes dozens of launches to make.
+    Or to a ``place``, a function of the pack, if there is one.
     """
 
     name = "rays"
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, packs: Sequence[Pack], factor: float) -> None:
         super().__init__()
-        self.factor = factor
+        self.packs, self.factor = packs, factor
         self.multiple = 0.0
-        self.place: Callable[[Site], Tensor] | None = None
-        self._signs_kept: dict[Site, tuple[Draw, Tensor]] = {}
-        self._reach_kept: dict[Site, tuple[float, Tensor]] = {}
+        self.place: Callable[[Pack], Tensor] | None = None
+        self.homes: dict[Pack, Tensor] = {}
+
+    def depart(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
+        """Keep every position and go to the first point."""
+        for pack in self.packs:
+            self.homes[pack] = pack.position()
+            self.aside.update(zip(pack.sites, pack.parts(self.homes[pack]), strict=True))
+        self.move(sites, round_name, draw)
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Go to ``center + multiple * radius * signs``, or to the place."""
-        for site in sites:
-            there = self.center(site) if self.place is None else self.place(site)
+        for pack in self.packs:
+            there = self.middle(pack) if self.place is None else self.place(pack)
             if self.place is None and self.multiple:
-                signs = self.signs(site, draw)
                 # The center as the parameter holds it: displacements start from there.
-                there = there.to(site.param.dtype).to(signs.dtype)
-                there = there + self.multiple * self.reach(site) * signs
-            local(site.param).copy_(there)
+                there = there.to(pack.param_dtype).to(pack.dtype)
+                there = there + self.multiple * self.reach(pack) * pack.signs(draw)
+            pack.move_(there)
 
-    def reach(self, site: Site) -> Tensor:
-        """What the radius really is, in every coordinate; not to be written to."""
-        known, radius = self._reach_kept.get(site), site.radius
-        if known is None or known[0] != radius:
-            there = grid_radius(self.center(site), site.param.dtype, radius, self.factor)
-            known = radius, there
-            if there.numel() <= SMALL:
-                self._reach_kept[site] = known
-        return known[1]
+    def middle(self, pack: Pack) -> Tensor:
+        """The centers of a pack."""
+        if any("probe_center" in site.state for site in pack.sites):
+            return pack.joined(self.center(site) for site in pack.sites)
+        return self.homes[pack]
 
-    def signs(self, site: Site, draw: Draw) -> Tensor:
-        """The directions of a draw; not to be written to."""
-        known = self._signs_kept.get(site)
-        if known is None or known[0] != draw:
-            known = draw, signs_of(site, draw)
-            if known[1].numel() <= SMALL:
-                self._signs_kept[site] = known
-        return known[1]
+    def reach(self, pack: Pack) -> Tensor:
+        """What the radius really is, in every coordinate."""
+        center, radii = self.middle(pack), [site.radius for site in pack.sites]
+        radius: float | Tensor = radii[0]
+        if len(set(radii)) > 1:
+            each = zip(pack.sizes, radii, strict=True)
+            radius = torch.cat([center.new_full((size,), own) for size, own in each])
+        return grid_radius(center, pack.param_dtype, radius, self.factor)
 
 
 class _Serving(Backends):
@@ -109,37 +108,43 @@ class _Serving(Backends):
 
 
 class Visit:
-    """``visit(draw, multiple)``: gradients at center + multiple * radius * signs, one a site.
+    """``visit(draw, multiple)``: gradients at center + multiple * radius * signs.
 
-    ``visit.at(place)``: gradients where ``place`` says, a function of the site; the parameters
-    stand there until the next visit. Gradients are valid until then as well. ``visit.home(site)``
-    is where a parameter was, in state precision, after the first visit; not to be written to.
+    ``visit.at(place)``: gradients where ``place`` says, a function of the pack. Parameters and
+    gradients stay as they are there until the next visit: ask each of the ``packs`` for its own.
     """
 
     def __init__(self, probe: Probe, rays: _Rays, closure: Callable[[], Any]) -> None:
         self._probe, self._rays, self._closure = probe, rays, closure
+        self.packs = rays.packs
 
-    def __call__(self, draw: Draw, multiple: float) -> list[Tensor | None]:
+    def __call__(self, draw: Draw, multiple: float) -> None:
         """On a ray."""
         self._probe.draw, self._rays.multiple, self._rays.place = draw, multiple, None
-        return self._gradients()
+        self._go()
 
-    def at(self, place: Callable[[Site], Tensor]) -> list[Tensor | None]:
+    def at(self, place: Callable[[Pack], Tensor]) -> None:
         """Anywhere."""
         self._rays.place = place
-        return self._gradients()
+        self._go()
 
-    def home(self, site: Site) -> Tensor:
-        """Where it goes back to."""
-        return self._rays.aside[site]
-
-    def _gradients(self) -> list[Tensor | None]:
-        params = [site.param for site in self._probe.sites]
+    def _go(self) -> None:
         self._probe.begin("plus")  # a side: every visit starts from the same state
         with torch.enable_grad():
             self._closure()
-        prepare_gradients_(params)
-        return [None if p.grad is None else local(p.grad) for p in params]
+        prepare_gradients_([site.param for site in self._probe.sites])
+
+    def gradients(self) -> list[Tensor]:
+        """Copies of the gradients, a row for every pack, that outlive the next visit."""
+        return [pack.gradient() for pack in self.packs]
+
+    def home(self, pack: Pack) -> Tensor:
+        """Where it goes back to, in state precision, once it has left; not to be written to."""
+        return self._rays.homes[pack]
+
+    def reach(self, pack: Pack) -> Tensor:
+        """What the radius really is, in every coordinate, once it has left."""
+        return self._rays.reach(pack)
 
 
 def named_parameters(
@@ -214,13 +219,9 @@ def _place(place: Tensor, param: Tensor, name: str) -> Tensor:
 @contextmanager
 def excursion(
     sites: Sequence[Site], model: nn.Module | None, closure: Callable[[], Any], factor: float
-) -> Iterator[tuple[Visit, Callable[[Site], Tensor]]]:
-    """Go out, look around with ``visit``, come back.
-
-    Also gives the real radius of a site, a tensor, to be asked after the first visit. ``factor``
-    is the largest multiple.
-    """
-    rays = _Rays(factor)
+) -> Iterator[Visit]:
+    """Go out, look around with the `Visit`, come back. ``factor`` is the largest multiple."""
+    rays = _Rays(packs_of(sites), factor)
     params = [site.param for site in sites]
     known = {id(p): p for p in (*params, *(model.parameters() if model is not None else ()))}
     before = [(param, param.grad) for param in known.values()]
@@ -231,7 +232,7 @@ def excursion(
         for param, _ in before:
             param.grad = None  # else a backward would add to what is to be put back
         with standing_still(params):
-            yield Visit(probe, rays, closure), rays.reach
+            yield Visit(probe, rays, closure)
     finally:
         probe.cancel()
         for param, grad in before:

@@ -21,19 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..sharding import local, sum_over_shards
 from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
-from .power_law import (
-    STREAM,
-    Blocks,
-    block_members,
-    check_whole,
-    fetched,
-    gradient_change,
-    kept,
-    sum_dtype,
-)
+from .packs import by_site, packs_of
+from .power_law import STREAM, Blocks, block_members, check_whole
 
 __all__ = [
     "ABOVE_ROUNDING",
@@ -50,6 +41,9 @@ CANDIDATES = tuple(3.0**k / 4096 for k in range(6))
 
 ABOVE_ROUNDING = 30
 """A variation is read where it is so many times what rounding was measured to make."""
+
+Rows = Mapping[Site, Tensor]
+"""Sums by parameter."""
 
 _ERROR = 0.08
 _MOST = 5 / 6  # of the blocks that can be read anywhere
@@ -135,14 +129,13 @@ def choose_radii(
     near = [one * (size or typical) for one, size in zip(eps, sizes, strict=True)]
     whole, floor, scanned = _look(unique, module, closure, near, radii, seed)
     rounding = {
-        site: max(row.item(), one**2 * square.item())
-        for site, row, one, square in zip(unique, floor, eps, whole, strict=True)
+        site: max(floor[site].item(), one**2 * whole[site].item())
+        for site, one in zip(unique, eps, strict=True)
     }
-    found = [dict(zip(unique, rows, strict=True)) for rows in scanned]
     most = min(_SCATTER, _ERROR * math.sqrt(samples))
     told = [
         {block: _readable(there, rows, rounding, most) for block, there in members.items()}
-        for rows in found
+        for rows in scanned
     ]
     for small, large in reversed(list(pairwise(told))):
         small.update({block: small[block] and large[block] for block in small})
@@ -165,20 +158,22 @@ def _look(
     near: Sequence[float],
     radii: Sequence[float],
     seed: int,
-) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+) -> tuple[Rows, Rows, list[Rows]]:
     """By site: the gradient's square, its change at distances ``near``, and at every radius."""
     draws = [Draw(seed ^ STREAM, (1 << 62) + k) for k in range(_DRAWS)]
-    with excursion(sites, module, closure, 1.0) as (visit, _), torch.no_grad():
-        center = [kept(grad) for grad in visit(draws[0], 0.0)]
-        whole = fetched([_square(site, grad) for site, grad in zip(sites, center, strict=True)])
+    with excursion(sites, module, closure, 1.0) as visit, torch.no_grad():
+        visit(draws[0], 0.0)
+        center = visit.gradients()
+        squares = [pack.squares(g0) for pack, g0 in zip(visit.packs, center, strict=True)]
+        whole = by_site(visit.packs, squares)
         for site, distance in zip(sites, near, strict=True):
             site.radius = distance
-        floor = fetched(_changes(sites, visit, center, draws[:1], (1.0,)))
+        floor = _changes(visit, center, draws[:1], (1.0,))
         scanned = []
         for radius in radii:
             for site in sites:
                 site.radius = radius
-            scanned.append(fetched(_changes(sites, visit, center, draws, (1.0, -1.0))))
+            scanned.append(_changes(visit, center, draws, (1.0, -1.0)))
     return whole, floor, scanned
 
 
@@ -191,45 +186,33 @@ def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
 
 def _sizes(sites: Sequence[Site]) -> tuple[list[float], float]:
     """Root mean squares of every parameter, and of all; 1 where all are zero."""
-    squares = [
-        sum_over_shards(local(s.param).to(sum_dtype(s)).square().sum(), s.param) for s in sites
-    ]
-    sums = [square.item() for square in fetched(squares)]
+    packs = packs_of(sites)
+    squares = by_site(packs, [pack.squares(pack.position()) for pack in packs])
+    sums = [squares[site].item() for site in sites]
     counts = [max(1, site.param.numel()) for site in sites]
     sizes = [math.sqrt(total / count) for total, count in zip(sums, counts, strict=True)]
     return sizes, math.sqrt(sum(sums) / sum(counts)) or 1.0
 
 
 def _changes(
-    sites: Sequence[Site],
-    visit: Visit,
-    center: Sequence[Tensor | None],
-    draws: Sequence[Draw],
-    sides: Sequence[float],
-) -> list[Tensor]:
-    """For each site, on its device: squared changes of the gradient, [draws x sides]."""
+    visit: Visit, center: Sequence[Tensor], draws: Sequence[Draw], sides: Sequence[float]
+) -> Rows:
+    """For each site: squared changes of the gradient, [draws x sides]."""
 
-    def squares(draw: Draw, side: float) -> list[Tensor]:
-        changes = (
-            gradient_change(site, g0, g, None, second=False)
-            for site, g0, g in zip(sites, center, visit(draw, side), strict=True)
-        )
-        return [_square(site, change) for site, change in zip(sites, changes, strict=True)]
+    def look(draw: Draw, side: float) -> list[Tensor]:
+        visit(draw, side)
+        return [
+            pack.squares(pack.gradient().to(pack.dtype) - g0.to(pack.dtype))
+            for pack, g0 in zip(visit.packs, center, strict=True)
+        ]
 
-    rows = [squares(draw, side) for draw in draws for side in sides]
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
-
-
-def _square(site: Site, values: Tensor | None) -> Tensor:
-    """The sum of squares over all shards; zero where there is nothing."""
-    if values is None:
-        return torch.zeros((), dtype=sum_dtype(site), device=site.param.device)
-    return sum_over_shards(values.to(sum_dtype(site)).square().sum(), site.param)
+    rows = [look(draw, side) for draw in draws for side in sides]
+    return by_site(visit.packs, [torch.stack(column) for column in zip(*rows, strict=True)])
 
 
 def _readable(
     sites: Sequence[Site],
-    rows: Mapping[Site, Tensor],
+    rows: Rows,
     rounding: Mapping[Site, float],
     most: float,
 ) -> bool:

@@ -22,6 +22,7 @@ from ..step import bounded_step
 from ..telemetry import rates_of
 from ..topography import corrected
 from .excursion import excursion, sites_of
+from .packs import parts_of
 
 if TYPE_CHECKING:
     from ..alice import Alice
@@ -67,8 +68,10 @@ def joint_curvature(
     for end in (0, 1):
         for site, places in zip(sites, ends, strict=True):
             site.state["probe_center"] = places[end]
-        with excursion(sites, optimizer.model, closure, 1.0) as (visit, _):
-            grads.append([None if g is None else g.clone() for g in visit(Draw(0, 0), 0.0)])
+        with excursion(sites, optimizer.model, closure, 1.0) as visit:
+            visit(Draw(0, 0), 0.0)
+            found = parts_of(visit.packs, visit.gradients())
+            grads.append([found[site] for site in sites])
     along = diagonal = 0.0
     for site, (far, near), plus, minus in zip(sites, ends, *grads, strict=True):
         moved = far - near  # what rounding left of the step
@@ -85,8 +88,8 @@ def _ends(param: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     return far, near
 
 
-def _dot(grad: Tensor | None, moved: Tensor) -> float:
-    return 0.0 if grad is None else torch.sum(grad.to(moved.dtype) * moved).item()
+def _dot(grad: Tensor, moved: Tensor) -> float:
+    return torch.sum(grad.to(moved.dtype) * moved).item()
 
 
 def _moves(optimizer: Alice) -> dict[Tensor, tuple[Tensor, Tensor]]:

@@ -22,20 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..sharding import sum_over_shards
 from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
 from .floor import ABOVE_ROUNDING, Radii, rungs_of
+from .packs import by_site
 from .power_law import (
     STREAM,
     Blocks,
     block_members,
     check_factor,
     check_whole,
-    fetched,
-    gradient_change,
-    kept,
-    sum_dtype,
+    displaced_share,
     without_nan,
 )
 from .rungs import Rungs, read_rungs
@@ -147,10 +144,10 @@ def ladder(
     tables, displaced = [], 1.0
     for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [Draw(seed ^ STREAM, (step << 32) + j * directions + k) for k in range(directions)]
-        with excursion(unique, module, on_batch, multiples[-1]) as (visit, reach), torch.no_grad():
-            tables.append(fetched(_climb(unique, visit, draws, multiples, second=second)))
-            displaced = _displaced(unique, reach)
-    rows = dict(zip(unique, map(torch.stack, zip(*tables, strict=True)), strict=True))
+        with excursion(unique, module, on_batch, multiples[-1]) as visit, torch.no_grad():
+            tables.append(by_site(visit.packs, _climb(visit, draws, multiples, second=second)))
+            displaced = displaced_share(visit)
+    rows = {site: torch.stack([table[site] for table in tables]) for site in unique}
     measured = radii.rounding if isinstance(radii, Radii) else {}
     noise = {site: _noise(site, rows[site], measured.get(name)) for name, site in sites.items()}
     return Ladder(
@@ -188,71 +185,48 @@ def closures_of(
 
 
 def _climb(
-    sites: Sequence[Site],
-    visit: Visit,
-    draws: Sequence[Draw],
-    multiples: Sequence[float],
-    *,
-    second: bool,
+    visit: Visit, draws: Sequence[Draw], multiples: Sequence[float], *, second: bool
 ) -> list[Tensor]:
-    """For each site, on its device: [directions, radii, 3] sums of squares on one batch.
+    """For each pack, on its device: [directions, radii, 3, sites] sums of squares on one batch.
 
     Of the gradient's change, averaged over both sides; of its second difference, NaN if only one
     side is asked for; and of the gradient at the center.
     """
-    shape = (len(draws), len(multiples), 3)
-    sums = [torch.zeros(shape, dtype=sum_dtype(s), device=s.param.device) for s in sites]
-    center = [kept(grad) for grad in visit(draws[0], 0.0)]
-    for site, total, g0 in zip(sites, sums, center, strict=True):
-        total[..., 2] = _square(site, gradient_change(site, None, g0, None, second=False), total)
-    for k, draw in enumerate(draws):
-        for i, multiple in enumerate(multiples):
-            rows = [total[k, i] for total in sums]
-            _look_(rows, sites, visit, center, draw, multiple, second=second)
-    return sums
+    visit(draws[0], 0.0)
+    center = visit.gradients()
+    whole = [pack.squares(g0) for pack, g0 in zip(visit.packs, center, strict=True)]
+    looks = [_look(visit, center, d, m, second=second) for d in draws for m in multiples]
+    tables = []
+    for square, found in zip(whole, zip(*looks, strict=True), strict=True):
+        changes = torch.stack(found)  # [directions x radii, 2, sites]
+        table = torch.cat([changes, square.expand(len(found), 1, -1)], 1)
+        tables.append(table.unflatten(0, (len(draws), -1)))
+    return tables
 
 
-def _look_(
-    rows: Sequence[Tensor],
-    sites: Sequence[Site],
-    visit: Visit,
-    center: Sequence[Tensor | None],
-    draw: Draw,
-    multiple: float,
-    *,
-    second: bool,
-) -> None:
-    """Fill the first two sums of every site's row from one direction at one radius.
+def _look(
+    visit: Visit, center: Sequence[Tensor], draw: Draw, multiple: float, *, second: bool
+) -> list[Tensor]:
+    """For each pack: the first two sums, [2, sites], of one direction at one radius.
 
     Gradients are dropped on return: the next are taken without them in memory.
     """
-    plus = visit(draw, multiple)
-    minus: list[Tensor | None] = [None] * len(plus)
+    visit(draw, multiple)
+    others: Sequence[Tensor | None] = [None] * len(center)
     if second:
-        plus = [kept(grad) for grad in plus]
-        minus = visit(draw, -multiple)
-    for site, row, g0, g, other in zip(sites, rows, center, plus, minus, strict=True):
-        one = _square(site, gradient_change(site, g0, g, None, second=False), row)
-        bent: Tensor | float = math.nan
-        if second:
-            two = _square(site, gradient_change(site, g0, other, None, second=False), row)
-            one = (one + two) / 2
-            bent = _square(site, gradient_change(site, g0, g, other, second=True), row)
-        row[0], row[1] = one, bent
-
-
-def _displaced(sites: Sequence[Site], reach: Callable[[Site], Tensor]) -> float:
-    """The share of coordinates that can move at the smallest radius."""
-    moved = [sum_over_shards((reach(s) > 0).sum().to(sum_dtype(s)), s.param) for s in sites]
-    size = sum(site.param.numel() for site in sites)
-    return sum(count.item() for count in fetched(moved)) / max(1, size)
-
-
-def _square(site: Site, change: Tensor | None, total: Tensor) -> Tensor:
-    """The sum of squares over all shards; zero where there was no gradient."""
-    if change is None:
-        return total.new_zeros(())
-    return sum_over_shards(change.to(total.dtype).square_().sum(), site.param)
+        others = visit.gradients()
+        visit(draw, -multiple)
+    found = []
+    for pack, middle, opposite in zip(visit.packs, center, others, strict=True):
+        g0, minus = (row.to(pack.dtype) for row in (middle, pack.gradient()))
+        one = pack.squares(minus - g0)
+        bent = torch.full_like(one, math.nan)
+        if opposite is not None:
+            plus = opposite.to(pack.dtype)
+            one = (pack.squares(plus - g0) + one) / 2
+            bent = pack.squares((plus + minus) / 2 - g0)
+        found.append(torch.stack([one, bent]))
+    return found
 
 
 def _noise(site: Site, rows: Tensor, measured: float | None) -> float:

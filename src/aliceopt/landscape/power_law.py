@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..sharding import sum_over_shards
-from ..site import Draw, Site, state_dtype
+from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
+from .packs import by_site, total_of
 
 __all__ = ["Blocks", "Exponent", "PowerLaw", "power_law", "variation_exponent"]
 
@@ -174,79 +174,52 @@ def power_law(
     members = block_members(named, sites, blocks)
     unique = list(dict.fromkeys(sites.values()))
     draws = [Draw(seed ^ STREAM, step * directions + k) for k in range(directions)]
-    with excursion(unique, module, closure, factor) as (visit, reach), torch.no_grad():
-        sums = _variations(unique, visit, draws, factor, second=second)
-        moved = [sum_over_shards((reach(s) > 0).sum().to(sum_dtype(s)), s.param) for s in unique]
-        table, counts = fetched(sums), fetched(moved)
-    rows = dict(zip(unique, table, strict=True))
-    size = sum(site.param.numel() for site in unique)
+    with excursion(unique, module, closure, factor) as visit, torch.no_grad():
+        rows = by_site(visit.packs, _variations(visit, draws, factor, second=second))
+        displaced = displaced_share(visit)
     return PowerLaw(
         radius=float(radius),
         factor=float(factor),
         directions=directions,
         gradients=1 + (4 if second else 2) * directions,
-        displaced=sum(count.item() for count in counts) / max(1, size),
+        displaced=displaced,
         total=_exponent([rows[site] for site in unique], factor),
         blocks={b: _exponent([rows[s] for s in there], factor) for b, there in members.items()},
     )
 
 
 def _variations(
-    sites: Sequence[Site], visit: Visit, draws: Sequence[Draw], factor: float, *, second: bool
+    visit: Visit, draws: Sequence[Draw], factor: float, *, second: bool
 ) -> list[Tensor]:
-    """For each site, on its device: squared gradient changes, [directions, near and far]."""
-    sums = [torch.zeros(len(draws), 2, dtype=sum_dtype(s), device=s.param.device) for s in sites]
-    center = [kept(grad) for grad in visit(draws[0], 0.0)]
-    for k, draw in enumerate(draws):
-        for end, multiple in enumerate((1.0, factor)):
-            sides = visit(draw, multiple)
-            others: list[Tensor | None] = [None] * len(sides)
-            if second:
-                others = [kept(grad) for grad in sides]
-                sides = visit(draw, -multiple)
-            for site, total, g0, g, other in zip(sites, sums, center, sides, others, strict=True):
-                change = gradient_change(site, g0, g, other, second=second)
-                if change is not None:
-                    square = change.to(total.dtype).square_().sum()
-                    total[k, end] = sum_over_shards(square, site.param)
-    return sums
+    """For each pack, on its device: squared gradient changes, [directions, near and far, sites]."""
+    visit(draws[0], 0.0)
+    center = visit.gradients()
+    looks = [_look(visit, center, d, m, second=second) for d in draws for m in (1.0, factor)]
+    return [torch.stack(found).unflatten(0, (-1, 2)) for found in zip(*looks, strict=True)]
 
 
-def kept(grad: Tensor | None) -> Tensor | None:
-    """A gradient that outlives the next visit."""
-    return None if grad is None else grad.clone()
+def _look(
+    visit: Visit, center: Sequence[Tensor], draw: Draw, multiple: float, *, second: bool
+) -> list[Tensor]:
+    """For each pack: sums of squares of ``g - g0``, or of ``(g + g_other)/2 - g0``: [sites]."""
+    visit(draw, multiple)
+    others: Sequence[Tensor | None] = [None] * len(center)
+    if second:
+        others = visit.gradients()
+        visit(draw, -multiple)
+    found = []
+    for pack, middle, opposite in zip(visit.packs, center, others, strict=True):
+        g0, g = (row.to(pack.dtype) for row in (middle, pack.gradient()))
+        change = g - g0 if opposite is None else (g + opposite.to(pack.dtype)) / 2 - g0
+        found.append(pack.squares(change))
+    return found
 
 
-def gradient_change(
-    site: Site, center: Tensor | None, side: Tensor | None, other: Tensor | None, *, second: bool
-) -> Tensor | None:
-    """``g - g0``, or ``(g + g_other)/2 - g0``, in state precision; a gradient not given is zero."""
-    if center is None and side is None and other is None:
-        return None
-    dtype = state_dtype(site.param)
-    shape = next(g for g in (center, side, other) if g is not None)
-    g0, g, opposite = (
-        torch.zeros_like(shape, dtype=dtype) if part is None else part.to(dtype)
-        for part in (center, side, other)
-    )
-    return (g + opposite) / 2 - g0 if second else g - g0
-
-
-def sum_dtype(site: Site) -> torch.dtype:
-    """What sums over a parameter are taken in: float64 where the device has it."""
-    return torch.float64 if site.param.device.type in ("cpu", "cuda") else torch.float32
-
-
-def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same on the CPU in float64, one transfer a device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(i)
-    fetched: dict[int, Tensor] = {}
-    for indices in by_device.values():
-        there = torch.stack([tensors[i] for i in indices]).cpu().double()
-        fetched.update(zip(indices, there, strict=True))
-    return [fetched[i] for i in range(len(tensors))]
+def displaced_share(visit: Visit) -> float:
+    """The share of coordinates that can move."""
+    (moved,) = total_of([pack.totals(visit.reach(pack) > 0) for pack in visit.packs])
+    size = sum(site.param.numel() for pack in visit.packs for site in pack.sites)
+    return moved / max(1, size)
 
 
 def _exponent(rows: Sequence[Tensor], factor: float) -> Exponent:

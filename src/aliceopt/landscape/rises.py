@@ -7,34 +7,33 @@ then the parameters go to wherever a move ends, and the loss there is compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..sharding import is_distributed, local, sum_over_shards
-from ..site import Draw, Site, signs_of, state_dtype
+from ..sharding import is_distributed, local
+from ..site import Draw, Site
 from ..theory.glass_bound import GLASS_LOSS_FACTOR
 from ..topography import Gradients, glass_sample, hess_sample
 from .excursion import Visit
-from .power_law import fetched, kept, sum_dtype
+from .packs import Pack, total_of
 
 __all__ = [
     "LossOf",
     "Measured",
     "Move",
     "Rise",
+    "given_move",
     "measured_on",
+    "move_by_site",
     "rise_at",
-    "sums_of",
-    "taken",
-    "total_of",
 ]
 
-Move = Callable[[Site], Tensor | None]
-"""The displacement of a site, or None; asked for whenever it is needed, rather than kept."""
+Move = Callable[[Pack], Tensor]
+"""The displacement of a pack; asked for whenever it is needed, rather than kept."""
 
 _ROUNDING = 16  # rises below so many spacings of the loss are rounding
 
@@ -92,8 +91,38 @@ class LossOf:
         self.last = value.item()
 
 
+def move_by_site(
+    sites: Mapping[str, Site], move: Mapping[str, Tensor], label: str
+) -> dict[Site, Tensor]:
+    """A given displacement, checked; it stays where it is until it is needed."""
+    found = {}
+    for name, value in move.items():
+        if name not in sites:
+            raise ValueError(f"{label} has {name!r}, which is no trainable parameter")
+        shape = sites[name].param.shape
+        if value.shape != shape:
+            raise ValueError(
+                f"{label}[{name!r}] must have the parameter's shape {tuple(shape)}, got "
+                f"{tuple(value.shape)}"
+            )
+        found[sites[name]] = local(value)
+    return found
+
+
+def given_move(move: Mapping[Site, Tensor]) -> Move:
+    """A displacement by site; what is not named stays."""
+
+    def there(pack: Pack) -> Tensor:
+        given = [move.get(site) for site in pack.sites]
+        device = next((u.device for u in given if u is not None), pack.device)
+        values = [None if u is None else u.to(device) for u in given]
+        return pack.joined(values, device).to(pack.device, pack.dtype)
+
+    return there
+
+
 class Measured(NamedTuple):
-    """Of one batch: loss, gradient, h and rho by site, and sums for kappa."""
+    """Of one batch: loss; gradient, h and rho, a row for every pack; and sums for kappa."""
 
     loss: float
     grads: list[Tensor]
@@ -103,65 +132,60 @@ class Measured(NamedTuple):
     roots: float
 
 
-def measured_on(
-    sites: Sequence[Site],
-    visit: Visit,
-    reach: Callable[[Site], Tensor],
-    draws: Sequence[Draw],
-    loss: LossOf,
-) -> Measured:
+def measured_on(visit: Visit, draws: Sequence[Draw], loss: LossOf) -> Measured:
     """Means over probes of h, rho and rho_t; the last two give kappa."""
-    grads = [taken(site, grad) for site, grad in zip(sites, visit(draws[0], 0.0), strict=True)]
+    visit(draws[0], 0.0)
+    grads = [pack.gradient().to(pack.dtype) for pack in visit.packs]
     here = loss.last
     hess, density = ([torch.zeros_like(g) for g in grads] for _ in range(2))
 
     def add(draw: Draw) -> float:
         """One probe's samples to the means; returns the glass' slope along it."""
-        plus = [kept(grad) for grad in visit(draw, 1.0)]
-        minus = visit(draw, -1.0)
+        visit(draw, 1.0)
+        kept = visit.gradients()
+        visit(draw, -1.0)
         slopes = []
-        for i, site in enumerate(sites):
-            signs, far = signs_of(site, draw), reach(site)
-            sides = (taken(site, plus[i]), taken(site, minus[i]))
-            found = Gradients(grads[i], *sides, far.where(far > 0, 1.0), signs)
+        for i, pack in enumerate(visit.packs):
+            signs, far = pack.signs(draw), visit.reach(pack)
+            plus, minus = (row.to(pack.dtype) for row in (kept[i], pack.gradient()))
+            found = Gradients(grads[i], plus, minus, far.where(far > 0, 1.0), signs)
             moved = (far > 0).to(far.dtype)
             hess[i] += moved * hess_sample(found, "signed") / len(draws)
             density[i] += moved * glass_sample(found) / len(draws)
-            bent = (sides[0] + sides[1]) / 2 - grads[i]
-            slopes.append(sums_of(site, bent * signs))
-        (slope,) = total_of(sites, slopes)
+            bent = (plus + minus) / 2 - grads[i]
+            slopes.append(pack.totals(bent * signs))
+        (slope,) = total_of(slopes)
         return slope
 
-    along = sum(2 / sites[0].radius * add(draw) ** 2 / len(draws) for draw in draws)
-    rows = [sums_of(site, rho.sqrt()) for site, rho in zip(sites, density, strict=True)]
-    return Measured(here, grads, hess, density, along, *total_of(sites, rows))
+    radius = visit.packs[0].sites[0].radius
+    along = sum(2 / radius * add(draw) ** 2 / len(draws) for draw in draws)
+    roots = [pack.totals(rho.sqrt()) for pack, rho in zip(visit.packs, density, strict=True)]
+    return Measured(here, grads, hess, density, along, *total_of(roots))
 
 
 def rise_at(
-    sites: Sequence[Site],
     visit: Visit,
     here: Measured,
-    place: Callable[[Site], Tensor],
+    place: Callable[[Pack], Tensor],
     loss: LossOf,
     kind: str = "",
     batch: int = 0,
 ) -> Rise:
     """Go where ``place`` says, as the parameters can hold it, and compare."""
-    grads = visit.at(place)
+    visit.at(place)
     rows = []
-    for i, site in enumerate(sites):
-        home, rho = visit.home(site), here.density[i]
-        d = local(site.param).to(home.dtype) - home
+    for pack, g0, h, rho in zip(visit.packs, here.grads, here.hess, here.density, strict=True):
+        d = pack.position() - visit.home(pack)
         size = d.abs()
         terms = (
-            here.grads[i] * d,
-            (taken(site, grads[i]) - here.grads[i]) * d / 2,
-            here.hess[i] * d.square() / 2,
+            g0 * d,
+            (pack.gradient().to(pack.dtype) - g0) * d / 2,
+            h * d.square() / 2,
             rho.sqrt() * size * size.sqrt(),
             rho * size * size * size,
         )
-        rows.append(sums_of(site, *terms))
-    first, along, hessian, separable, cubes = total_of(sites, rows)
+        rows.append(pack.totals(*terms))
+    first, along, hessian, separable, cubes = total_of(rows)
     glass = {
         "separable": GLASS_LOSS_FACTOR * separable,
         "joint": GLASS_LOSS_FACTOR * math.sqrt(cubes),
@@ -169,23 +193,3 @@ def rise_at(
     floor = _ROUNDING * loss.spacing * (abs(here.loss) + abs(first))
     rise = loss.last - here.loss - first
     return Rise(kind, batch, rise, first, hessian, along, glass, floor)
-
-
-def taken(site: Site, grad: Tensor | None) -> Tensor:
-    """A gradient in state precision and memory of its own; one that is not given is zero."""
-    if grad is None:
-        return torch.zeros_like(local(site.param), dtype=state_dtype(site.param))
-    return grad.to(state_dtype(site.param), copy=True)
-
-
-def sums_of(site: Site, *terms: Tensor) -> Tensor:
-    """Sums of some terms over this process's part of a parameter, on its device."""
-    kind, device = sum_dtype(site), site.param.device
-    return torch.stack([term.to(device, kind).sum() for term in terms])
-
-
-def total_of(sites: Sequence[Site], rows: Sequence[Tensor]) -> list[float]:
-    """Over all parameters and shards, in one transfer a device."""
-    whole = [sum_over_shards(row, site.param) for site, row in zip(sites, rows, strict=True)]
-    total: list[float] = torch.stack(fetched(whole)).sum(0).tolist()
-    return total

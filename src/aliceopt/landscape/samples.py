@@ -15,12 +15,10 @@ glass      ``(2/lambda)((g+ + g-)/2 - g0)^2`` density of gradient jumps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-
-from ..site import Draw, Site, signs_of
 
 __all__ = ["checked_terms", "samples"]
 
@@ -38,8 +36,7 @@ def checked_terms(terms: str | Sequence[str], known: Sequence[str]) -> tuple[str
 
 def samples(
     terms: Sequence[str],
-    site: Site,
-    draw: Draw,
+    signs: Callable[[], Tensor],
     far: Tensor,
     plus: Tensor,
     minus: Tensor,
@@ -47,7 +44,8 @@ def samples(
 ) -> dict[str, Tensor]:
     """One sample of some terms at distance ``far``; zero where a coordinate could not move.
 
-    ``plus`` and ``minus`` are overwritten. ``center`` may be empty for the first three terms.
+    ``plus`` and ``minus`` are overwritten. Without "signed" no ``signs`` are asked for; ``center``
+    may be empty for the first three terms.
     """
     inverse = torch.where(far > 0, 1 / far, 0.0)
     found = {}
@@ -61,7 +59,7 @@ def samples(
         if "rms" in terms:
             found["rms"] = x.square()
         if "signed" in terms:
-            found["signed"] = x * signs_of(site, draw)
+            found["signed"] = x * signs()
         if "abs" in terms:
             found["abs"] = x.abs_()
     return found

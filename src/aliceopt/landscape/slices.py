@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from ..sharding import is_dtensor, local
-from ..site import Draw, Site, signs_of, state_dtype
+from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
 from .ladder import closures_of
+from .packs import Pack, parts_of, total_of
 from .power_law import STREAM, check_whole, without_nan
-from .rises import LossOf, Move, Rise, measured_on, rise_at, sums_of, total_of
+from .rises import LossOf, Move, Rise, given_move, measured_on, move_by_site, rise_at
 
 __all__ = ["PREDICTIONS", "Direction", "Slice", "slices"]
 
@@ -117,17 +118,15 @@ def slices(
     losses = []
     for j, on_batch in enumerate(closures_of(closure, batches)):
         loss = LossOf(on_batch)
-        with excursion(unique, module, loss, 1.0) as (visit, reach_of), torch.no_grad():
+        with excursion(unique, module, loss, 1.0) as visit, torch.no_grad():
             if not cut.moves:
                 visit(Draw(0, 0), 0.0)
-                cut.aim()
-            here = measured_on(unique, visit, reach_of, cut.draws(j), loss)
+                cut.aim(visit)
+            here = measured_on(visit, cut.draws(j), loss)
             losses.append(here.loss)
             found.append(
                 [
-                    rise_at(unique, visit, here, partial(cut.place, visit, at), loss)
-                    if any(at)
-                    else _ZERO
+                    rise_at(visit, here, partial(cut.place, visit, at), loss) if any(at) else _ZERO
                     for at in cut.grid()
                 ]
             )
@@ -177,7 +176,10 @@ class _Cut:
         self.probes, self.radius, self.seed = probes, radius, seed
         half = points // 2
         self.positions = tuple(reach * k / half for k in range(-half, half + 1))
-        self.given = [_by_site(d, sites) if isinstance(d, Mapping) else {} for d in chosen]
+        self.given = [
+            move_by_site(sites, d, "the given direction") if isinstance(d, Mapping) else {}
+            for d in chosen
+        ]
         self.moves: list[Move] = []
         self.lengths: list[float] = []
         if filters and any(is_dtensor(site.param) for site in unique):
@@ -187,16 +189,17 @@ class _Cut:
         first = (1 << 59) + batch * self.probes
         return [Draw(self.seed ^ STREAM, first + k) for k in range(self.probes)]
 
-    def aim(self) -> None:
+    def aim(self, visit: Visit) -> None:
         """Find the directions at the middle, where the gradient of the first batch is known."""
         count = sum(site.param.numel() for site in self.sites)
         for k, (direction, given) in enumerate(zip(self.chosen, self.given, strict=True)):
-            move = self._raw(direction, given, k)
+            move = self._raw(visit, direction, given, k)
             scaled = self.filters or bool(given)
             if self.filters:
-                raw = ((site, move(site)) for site in self.sites)
-                move = {site: _like_filters(site, u) for site, u in raw if u is not None}.get
-            size = self._size(move, count)
+                raw = parts_of(visit.packs, map(move, visit.packs))
+                move = given_move({site: _like_filters(site, u) for site, u in raw.items()})
+            (square,) = total_of([pack.totals(move(pack).square()) for pack in visit.packs])
+            size = math.sqrt(square / count)
             if size == 0:
                 raise ValueError(f"the {self._name(k)} direction is zero everywhere")
             if not scaled:
@@ -207,22 +210,16 @@ class _Cut:
         for site in self.sites:
             site.radius = longest / 4 if self.radius is None else self.radius
 
-    def _raw(self, direction: Direction, given: Mapping[Site, Tensor], k: int) -> Move:
+    def _raw(
+        self, visit: Visit, direction: Direction, given: Mapping[Site, Tensor], k: int
+    ) -> Move:
         """Made anew whenever it is asked for, but for a gradient, which is kept."""
         if direction == "random":
-            return partial(signs_of, draw=Draw(self.seed ^ STREAM, (1 << 58) + k))
+            return partial(Pack.signs, draw=Draw(self.seed ^ STREAM, (1 << 58) + k))
         if given:
-            return lambda s: (
-                given[s].to(s.param.device, state_dtype(s.param)) if s in given else None
-            )
-        grads = ((site, site.param.grad) for site in self.sites)
-        return {s: -local(g).to(state_dtype(s.param)) for s, g in grads if g is not None}.get
-
-    def _size(self, move: Move, count: int) -> float:
-        zero = torch.zeros(())
-        rows = [sums_of(s, zero if (u := move(s)) is None else u.square()) for s in self.sites]
-        (square,) = total_of(self.sites, rows)
-        return math.sqrt(square / count)
+            return given_move(given)
+        down = (-pack.gradient().to(pack.dtype) for pack in visit.packs)
+        return given_move(parts_of(visit.packs, down))
 
     def _name(self, k: int) -> str:
         direction = self.chosen[k]
@@ -231,12 +228,11 @@ class _Cut:
     def grid(self) -> list[tuple[float, ...]]:
         return list(product(self.positions, repeat=len(self.chosen)))
 
-    def place(self, visit: Visit, at: Sequence[float], site: Site) -> Tensor:
+    def place(self, visit: Visit, at: Sequence[float], pack: Pack) -> Tensor:
         """Where a point is."""
-        there = visit.home(site)
+        there = visit.home(pack)
         for multiple, move in zip(at, self.moves, strict=True):
-            if (u := move(site)) is not None:
-                there = there + multiple * u.to(there.dtype)
+            there = there + multiple * move(pack)
         return there
 
     def read(self, found: Sequence[Sequence[Rise]], losses: Sequence[float]) -> Slice:
@@ -269,24 +265,9 @@ class _Cut:
         )
 
 
-def _by_site(move: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[Site, Tensor]:
-    found = {}
-    for name, value in move.items():
-        if name not in sites:
-            raise ValueError(f"the given direction has {name!r}, which is no trainable parameter")
-        param = sites[name].param
-        if value.shape != param.shape:
-            raise ValueError(
-                f"the given direction of {name!r} must have the parameter's shape "
-                f"{tuple(param.shape)}, got {tuple(value.shape)}"
-            )
-        found[sites[name]] = local(value)
-    return found
-
-
 def _divided(move: Move, size: float) -> Move:
     """So many times shorter."""
-    return lambda site: None if (u := move(site)) is None else u / size
+    return lambda pack: move(pack) / size
 
 
 def _like_filters(site: Site, u: Tensor) -> Tensor:
