@@ -1,8 +1,8 @@
 """The device work in plain torch operations: what every other form is checked by.
 
 It is also what serves wherever the kernels cannot. A chain of operations on a large CPU tensor
-writes one large temporary after the other, and memory that was just handed out costs a page fault
-every few kilobytes. So there a tensor is worked on in slices whose temporaries stay in the cache.
+writes one large temporary after the other, and fresh memory costs page faults. So there a tensor is
+worked on in slices whose temporaries stay in the cache.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from .base import Round
 __all__ = ["EagerBackend", "position_of", "sum_dtype"]
 
 SLICE = 1 << 17
-"""Elements of a slice; a multiple of 32. A few fit in a processor's cache, and in each operation
-every thread has more to do than it takes threads to meet.
-"""
+"""Elements of a slice; a multiple of 32. A few fit in the cache, yet threads have enough to do."""
 
 
 def update_(
