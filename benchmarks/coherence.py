@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from aliceopt import PAPER, Alice
 from aliceopt.lab.evaluation import evaluate
 from aliceopt.lab.problems import build_problem
-from aliceopt.lab.spec import Schedule
+from aliceopt.lab.spec import LabProblem, Schedule
 from aliceopt.lab.study import SETTINGS
 from aliceopt.options import probe_radius, rates
 from aliceopt.site import Draw, Site, signs_of
@@ -170,7 +170,7 @@ class Outcome(NamedTuple):
 
 
 def trained(
-    problem: dict[str, Any], form: str, settings: str, lr: float, seed: int, steps: int
+    problem: LabProblem, form: str, settings: str, lr: float, seed: int, steps: int
 ) -> Outcome:
     """Train, and evaluate at the end."""
     made = build_problem(problem, seed)
@@ -196,14 +196,13 @@ def trained(
 # ---- command line -------------------------------------------------------------------------------
 
 
-def problem_of(name: str, data: Path | None) -> dict[str, Any]:
+def problem_of(name: str, data: Path | None) -> LabProblem:
     """What is trained."""
     if name == "digits":
-        shared = {key: SETTINGS[key] for key in ("model", "data")}
-        return shared | {"batch_size": 64, "metric": "loss"}
+        return LabProblem(SETTINGS["model"], SETTINGS["data"], batch_size=64)
     source = {"name": "tinyshakespeare", "length": 32} | ({"root": str(data)} if data else {})
     model = {"name": "gpt", "layers": 2, "width": 64, "heads": 4}
-    return {"model": model, "data": source, "batch_size": 16, "metric": "loss"}
+    return LabProblem(model, source, batch_size=16)
 
 
 def rows(args: argparse.Namespace) -> list[list[str]]:

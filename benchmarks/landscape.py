@@ -46,7 +46,7 @@ from aliceopt.lab.methods import Method, make_method
 from aliceopt.lab.network import Network
 from aliceopt.lab.precision import ChannelsLast, lay_out_, set_products
 from aliceopt.lab.problem import Problem
-from aliceopt.lab.spec import Run, Training
+from aliceopt.lab.spec import Run, Training, UserProblem
 
 from . import report
 
@@ -114,7 +114,8 @@ def network(setting: Setting, size: int, precision: str, device: torch.device) -
     set_products(computed)
     if lay_out_(model, computed):
         train, validation = ChannelsLast(train), ChannelsLast(validation)
-    run = Run("adamw", "AdamW", "adamw", {"lr": 1e-4}, 0, {}, Training(steps=WARMUP))
+    told = UserProblem("benchmarks/landscape.py:network")
+    run = Run("adamw", "AdamW", "adamw", {"lr": 1e-4}, 0, told, Training(steps=WARMUP))
     here = Network(problem, model, train, validation, computed, device, run=run)
     method = make_method("adamw", model.train(), run.options, seed=0)
     steps(here, method, size, WARMUP)
