@@ -213,10 +213,10 @@ ONCE = """
 def test_adahessian_is_left_out_where_a_gradient_has_no_gradient(tmp_path):
     """As flash attention's has none; unless it was asked for: then that is told."""
     name = write(tmp_path, ONCE)
-    assert "adahessian" not in study_plan(name).methods
+    assert "adahessian" not in study_plan(name).final.methods
     with pytest.raises(ProblemError, match="AdaHessian needs gradients that can be differentiated"):
         study_plan(name, baselines=["adahessian"])
-    assert "adahessian" in study_plan(write(tmp_path, KEPT["as it is"])).methods
+    assert "adahessian" in study_plan(write(tmp_path, KEPT["as it is"])).final.methods
 
 
 def correlation(outputs, targets):
