@@ -17,13 +17,12 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.lab import calibration, compression, compression_records
+from aliceopt.lab import compression, compression_records
 from aliceopt.lab.calibration import PREDICTIONS, calibrate
 from aliceopt.lab.compressing import _Keeper
 from aliceopt.lab.compression import Ask, Result
 from aliceopt.lab.compression_rows import ROWS
-from aliceopt.lab.network import Network, network_of, problem_run
-from aliceopt.lab.problem import Problem
+from aliceopt.lab.network import network_of, problem_run
 
 PROBLEM = """
 import torch
@@ -308,20 +307,6 @@ def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
     assert "median of predicted / measured" in result.output
 
 
-def test_a_quadratic_is_predicted_exactly_by_every_hessian():
-    """Logistic regression is no quadratic, least squares is: one layer, a full-batch split."""
-    random = torch.Generator().manual_seed(0)
-    x, y = torch.randn(64, 6, generator=random), torch.randn(64, 2, generator=random)
-    model = nn.Linear(6, 2, bias=False)
-    loss = nn.functional.mse_loss
-    problem = Problem(model, loss, (x, y), (x, y), batch_size=64)
-    network = Network(
-        problem, model, problem.train, problem.validation, "float32", torch.device("cpu")
-    )
-    found = calibrate(network, 0, 0.1, 300).layers[0]  # one weight goes
-    assert found.predicted["glass"] == pytest.approx(found.measured, rel=0.05, abs=1e-4)
-
-
 def test_criteria_share_measurements_and_each_is_as_if_it_were_alone(tmp_path, source, monkeypatch):
     """Taylor and Fisher take one gradient a batch each, h free of kinks and with glass three."""
     network = network_of(problem_run(source, 0, epochs=1), tmp_path, torch.device("cpu"))
@@ -380,38 +365,6 @@ def test_a_result_that_is_no_number_does_not_stand_for_the_best(tmp_path):
     assert (tmp_path / "pruned-50.pt").stat().st_size == 0
     keeper(Result("both", 0.5, 0, 0.9, 0.0), nn.Linear(2, 2))
     assert (tmp_path / "pruned-50.pt").stat().st_size > 0
-
-
-def test_short_probes_of_a_bf16_network_are_computed_in_float32(monkeypatch):
-    """bf16 does not resolve a move of 1e-4; at the default radius the network is as it is used."""
-    random = torch.Generator().manual_seed(0)
-    x, y = torch.randn(64, 6, generator=random), torch.randint(2, (64,), generator=random)
-    model = nn.Linear(6, 2)
-    problem = Problem(model, nn.functional.cross_entropy, (x, y), (x, y), batch_size=64)
-    network = Network(
-        problem, model, problem.train, problem.validation, "bf16", torch.device("cpu")
-    )
-    seen: list[torch.dtype] = []
-    model.register_forward_hook(lambda layer, inputs, outputs: seen.append(outputs.dtype))
-    real, taken = compression.sensitivity, {}
-
-    def watched(*args: Any, **options: Any) -> Any:
-        seen.clear()
-        found = real(*args, **options)
-        taken[args[3]] = set(seen)
-        return found
-
-    monkeypatch.setattr(compression, "sensitivity", watched)
-    monkeypatch.setattr(calibration, "sensitivity", watched)
-    names = ("point", "curvature@1e-3", "curvature")
-    results = list(compression.compare(network, 0, Ask((0.5,), names, 10)))
-    default = results[-1].radius
-    full, half = {torch.float32}, {torch.bfloat16}
-    assert taken == {1e-4: full, 1e-3: full, default: half}
-    taken.clear()
-    calibrate(network, 0, 0.2, 10)
-    assert taken.pop(1e-4) == full  # the Fisher's, which goes nowhere, and then the Hessian's
-    assert list(taken.values()) == [half]
 
 
 def test_what_is_no_problem_or_does_not_fit_is_told(tmp_path, source):

@@ -29,6 +29,7 @@ from .packs import by_site
 from .power_law import (
     STREAM,
     Blocks,
+    around,
     block_members,
     check_factor,
     check_whole,
@@ -207,22 +208,12 @@ def _climb(
 def _look(
     visit: Visit, center: Sequence[Tensor], draw: Draw, multiple: float, *, second: bool
 ) -> list[Tensor]:
-    """For each pack: the first two sums, [2, sites], of one direction at one radius.
-
-    Gradients are dropped on return: the next are taken without them in memory.
-    """
-    visit(draw, multiple)
-    others: Sequence[Tensor | None] = [None] * len(center)
-    if second:
-        others = visit.gradients()
-        visit(draw, -multiple)
+    """For each pack: the first two sums, [2, sites], of one direction at one radius."""
     found = []
-    for pack, middle, opposite in zip(visit.packs, center, others, strict=True):
-        g0, minus = (row.to(pack.dtype) for row in (middle, pack.gradient()))
+    for pack, g0, minus, plus in around(visit, center, draw, multiple, second=second):
         one = pack.squares(minus - g0)
         bent = torch.full_like(one, math.nan)
-        if opposite is not None:
-            plus = opposite.to(pack.dtype)
+        if plus is not None:
             one = (pack.squares(plus - g0) + one) / 2
             bent = pack.squares((plus + minus) / 2 - g0)
         found.append(torch.stack([one, bent]))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
-from .packs import by_site, total_of
+from .packs import Pack, by_site, total_of
 
 __all__ = ["Blocks", "Exponent", "PowerLaw", "power_law", "variation_exponent"]
 
@@ -202,17 +202,27 @@ def _look(
     visit: Visit, center: Sequence[Tensor], draw: Draw, multiple: float, *, second: bool
 ) -> list[Tensor]:
     """For each pack: sums of squares of ``g - g0``, or of ``(g + g_other)/2 - g0``: [sites]."""
+    found = []
+    for pack, g0, g, other in around(visit, center, draw, multiple, second=second):
+        found.append(pack.squares(g - g0 if other is None else (g + other) / 2 - g0))
+    return found
+
+
+def around(
+    visit: Visit, center: Sequence[Tensor], draw: Draw, multiple: float, *, second: bool
+) -> Iterator[tuple[Pack, Tensor, Tensor, Tensor | None]]:
+    """Each pack with gradients at the center, at one point and, if asked for, at the opposite one.
+
+    They are dropped when all packs are through: the next are taken without them in memory.
+    """
     visit(draw, multiple)
     others: Sequence[Tensor | None] = [None] * len(center)
     if second:
         others = visit.gradients()
         visit(draw, -multiple)
-    found = []
     for pack, middle, opposite in zip(visit.packs, center, others, strict=True):
         g0, g = (row.to(pack.dtype) for row in (middle, pack.gradient()))
-        change = g - g0 if opposite is None else (g + opposite.to(pack.dtype)) / 2 - g0
-        found.append(pack.squares(change))
-    return found
+        yield pack, g0, g, None if opposite is None else opposite.to(pack.dtype)
 
 
 def displaced_share(visit: Visit) -> float:
