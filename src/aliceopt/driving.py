@@ -150,7 +150,7 @@ class Driving(Optimizer):
         sites, measuring, draw = self._begin()
         trained = [site for site in sites if site.param.requires_grad]
         probe = self._probe = Probe(trained, draw, measuring, self._backends, self.model, scaler)
-        probe.watch = self.watch.start() if measuring else None
+        probe.watch = self.watch.start(looping=settle) if measuring else None
         found = False
         try:
             for i, name in enumerate(probe.rounds):

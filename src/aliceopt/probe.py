@@ -228,8 +228,6 @@ class Probe:
             measured = [s for s in sites if s.radius > 0 and s.param.grad is not None]
             for site, grad in zip(measured, self._kept(measured, round_name), strict=True):
                 setattr(site, round_name, grad)
-        for site in self.sites:
-            site.param.grad = None
 
     def _kept(self, sites: Sequence[Site], round_name: Round) -> list[Tensor]:
         """A side's gradients, unscaled, and safe from the next evaluation."""

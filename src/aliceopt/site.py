@@ -243,10 +243,10 @@ class Sites(Sequence[Site]):
         if updating != self._chosen.sites or terms != self._chosen.terms:
             self._choose(updating, terms)
         counters = self._numbers[:2, self._chosen.columns]
-        alike = len(groups) == 1 and not measuring and (counters == counters[:, :1]).all()
-        if updating and alike:  # mostly
+        if updating and len(groups) == 1 and (counters == counters[:, :1]).all():  # mostly
             count, weight = counters[:, 0].tolist()
-            one = rates(self._groups[0], int(count) + 1, weight, measuring=False)
+            measuring = measuring and updating[0].radius > 0
+            one = rates(self._groups[0], int(count) + 1, weight, measuring=measuring)
             return [one] * len(updating)
         measures = [measuring and site.radius > 0 for site in updating]
         keys = list(zip(self._chosen.groups, *counters.tolist(), measures, strict=True))
@@ -287,21 +287,30 @@ class Sites(Sequence[Site]):
                 self._bound = [None]
             site.rates = rate
         steps, weights, unmeasured, last_used = self._numbers
-        columns, groups = self._chosen.columns, {id(group): group for group in self._groups}
-        limits = {i: _longest_wait(group) for i, group in groups.items()}
-        made = distinct(numbers)  # one of them stands for all, or each for itself
-        measured = any(rate.measuring for rate in made)
-        never = (weights[columns] == 0) & ((steps[columns] > 0) | (not measured))
-        waits = np.where(never, math.inf, unmeasured[columns] + (not measured))
-        late = waits > [limits[i] for i in (self._chosen.groups if len(limits) > 1 else limits)]
-        gaps = np.where(last_used[columns] > 0, step - last_used[columns], 0)[late]
+        columns, made = self._chosen.columns, distinct(numbers)
+        gap = self._gap(step, measured=any(rate.measuring for rate in made))
         steps[columns] += 1
         # What a measuring update makes of the weight, its `Rates` have worked out already.
         weights[columns] = [rate.topo_weight for rate in made]
         unmeasured[columns] += 1
         unmeasured[columns] *= [not rate.measuring for rate in made]
         last_used[columns] = step
-        return int(gaps.min()) if len(gaps) else None
+        return gap
+
+    def _gap(self, step: int, *, measured: bool) -> int | None:
+        """Of those chosen who have waited too long, the fewest steps since the last use."""
+        columns, groups = self._chosen.columns, {id(group): group for group in self._groups}
+        limits = {i: _longest_wait(group) for i, group in groups.items()}
+        steps, weights, unmeasured, last_used = self._numbers[:, columns]
+        longest = min(limits.values())
+        if longest == math.inf or (unmeasured.max(initial=0) < longest and weights.all()):
+            return None  # mostly
+        never = (weights == 0) & ((steps > 0) | (not measured))
+        waits = np.where(never, math.inf, unmeasured + (not measured))
+        late = waits > [limits[i] for i in (self._chosen.groups if len(limits) > 1 else limits)]
+        if not late.any():
+            return None
+        return int(np.where(last_used > 0, step - last_used, 0)[late].min())
 
 
 def distinct(rates: Sequence[Rates]) -> Sequence[Rates]:

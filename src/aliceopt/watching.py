@@ -251,11 +251,12 @@ class Watch:
             return False
         return True
 
-    def start(self) -> Watch:
-        """A measuring step begins."""
+    def start(self, *, looping: bool = True) -> Watch:
+        """A measuring step begins, whose gradients may be edited after its rounds if ``looping``.
+        """
         if self._first:
             self._buffers, self._batches = BufferWatch(self._model), BatchWatch()
-        self._gradients = GradientWatch()
+        self._gradients = GradientWatch() if looping or self._looks else None
         self._first = False
         return self
 

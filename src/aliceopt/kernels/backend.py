@@ -153,7 +153,8 @@ class MultiTensorBackend:
         # The table has their radii and directions since they left.
         columns, radii = plan.columns(sites), plan.host.view(np.float64)[Row.RADIUS]
         displaced = (plan.modes[columns] != HOME) & (radii[columns] > 0)
-        self._move(plan, columns[displaced], _GOALS[round_name])
+        there = columns if displaced.all() else columns[displaced]
+        self._move(plan, there, _GOALS[round_name])
 
     def rest(self, sites: Sequence[Site]) -> None:
         """Go back to the positions; those that are there stay."""
@@ -300,24 +301,22 @@ def _fill_sides(
 
     A missing one is made of zeros, in the other's dtype.
     """
-    if not any(rate.measuring for rate in distinct(rates)):
+    measures = [rate.measuring for rate in rates]
+    if True not in measures:
         return [None] * len(sites), []
-    mine = np.flatnonzero([rate.measuring for rate in rates])
-    plus = [sites[i].plus for i in mine.tolist()]
-    minus = [sites[i].minus for i in mine.tolist()]
+    mine = list(compress(sites, measures))
+    plus, minus = [site.plus for site in mine], [site.minus for site in mine]
     for k, (a, b) in enumerate(zip(plus, minus, strict=True)):
         if a is None or b is None:
-            known = a if a is not None else b if b is not None else local(sites[mine[k]].param)
+            known = a if a is not None else b if b is not None else local(mine[k].param)
             plus[k] = a = torch.zeros_like(known) if a is None else a
             minus[k] = b = torch.zeros_like(known) if b is None else b
         if a.dtype != b.dtype:
             minus[k] = b.to(a.dtype)
-    there = columns if len(mine) == len(columns) else columns[mine]
+    there = columns if len(mine) == len(columns) else columns[measures]
     held = [
         _fill_gradients(plan, there, row, side)  # type: ignore[arg-type]
         for row, side in ((Row.PLUS, plus), (Row.MINUS, minus))
     ]
-    dtypes: list[torch.dtype | None] = [None] * len(sites)
-    for i, side in zip(mine.tolist(), held[0], strict=True):
-        dtypes[i] = side.dtype
-    return dtypes, held
+    dtypes = iter([side.dtype for side in held[0]])
+    return [next(dtypes) if measuring else None for measuring in measures], held

@@ -148,15 +148,17 @@ class Plan:
         """Where parameters and their ``states`` are now; False if a parameter's layout changed.
 
         A state may have got more entries. Where one was replaced, the whole plan is, by the next
-        `Sites.bind`.
+        `Sites.bind`. Without ``states``, in mid-step, parameters in their places are as they were.
         """
         params = self.params()
-        if list(map(Tensor.stride, params)) != self.strides:
-            return False
-        if list(map(Tensor.numel, params)) != self.sizes:
-            return False
         addresses = list(map(Tensor.data_ptr, params))
-        if addresses != self._addresses:
+        moved = addresses != self._addresses
+        if (states or moved) and (
+            list(map(Tensor.stride, params)) != self.strides
+            or list(map(Tensor.numel, params)) != self.sizes
+        ):
+            return False
+        if moved:
             if {param.device for param in params} != {self.device}:
                 raise RuntimeError(
                     f"parameters have left {self.device} in mid-training: build a new optimizer "
