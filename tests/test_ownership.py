@@ -203,7 +203,7 @@ def test_autograds_gradients_are_owned_and_kept_as_they_are() -> None:
             assert is_owned(param), (name, references(param))
             address = param.grad.data_ptr()
             assert kept(param).data_ptr() == address
-            assert Keeper().keep([param], [name])[0].data_ptr() == address
+            assert Keeper().keep([param], [0], name)[0].data_ptr() == address
     handle.remove()
 
 
@@ -221,11 +221,35 @@ def test_a_gradient_that_several_evaluations_share_is_not_copied_twice() -> None
     places = []
     for place in ("plus", "minus", "plus", "minus"):
         reused_buffer(param, torch.ones(SIZE), held)
-        places.append(keeper.keep([param], [place])[0].data_ptr())
+        places.append(keeper.keep([param], [0], place)[0].data_ptr())
     assert places[:2] == places[2:]
     assert len({*places, held[0].data_ptr()}) == 3
     param.grad = torch.ones(2 * SIZE)[::2]  # another layout
-    assert torch.equal(*keeper.keep([param], ["plus"]), param.grad)
+    assert torch.equal(*keeper.keep([param], [0], "plus"), param.grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_gradients_are_always_copied_to_the_same_memory() -> None:
+    """Whatever their dtypes and layouts, and anew where they are of another shape."""
+    keeper, held = Keeper(), []
+    params = [
+        nn.Parameter(torch.zeros(size, dtype=dtype, device="cuda"))
+        for size, dtype in (((3, 4), torch.float32), ((5,), torch.bfloat16), ((0,), torch.float32))
+    ]
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        there = keeper.keep(params, [0, 1, 2], "plus")
+        other = keeper.keep(params, [0, 1, 2], "minus")
+        for param, mine, second in zip(params, there, other, strict=True):
+            assert torch.equal(mine, param.grad)
+            assert mine.dtype == param.dtype
+            assert not mine.numel() or len({t.data_ptr() for t in (mine, second, param.grad)}) == 3
+        held.append([tensor.data_ptr() for tensor in there])
+    assert held[0] == held[1]
+    params[0].grad = torch.randn(4, 3, device="cuda").t()
+    assert torch.equal(keeper.keep(params[:1], [0], "plus")[0], params[0].grad)
 
 
 def test_where_torch_cannot_count_everything_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

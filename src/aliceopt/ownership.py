@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,42 +103,42 @@ def kept(param: Tensor) -> Tensor:
 class Keeper:
     """Keeps gradients from one evaluation to the update, in memory reused from step to step.
 
-    On a CPU fresh memory costs more than the copy itself, so copies are made to the same place each
-    time.
+    Fresh memory costs more than the copy itself: on a CPU it is handed out page by page, on a GPU
+    there may be hundreds of pieces, and they are copied in one call.
     """
 
     def __init__(self) -> None:
-        self._places: dict[Hashable, Tensor] = {}
+        self._pieces: dict[tuple[int, str], Tensor] = {}
+        self._sets: dict[tuple[torch.device, str], list[Tensor]] = {}
 
-    def keep(self, params: Sequence[Tensor], places: Sequence[Hashable]) -> list[Tensor]:
-        """The gradients, local, of parameters on one device; what was kept at these places before
-        is overwritten.
+    def keep(self, params: Sequence[Tensor], indices: Sequence[int], name: str) -> list[Tensor]:
+        """The gradients, local, of parameters on one device, each with its index; those that were
+        kept under this name before are overwritten.
         """
-        if params and params[0].device.type == "cpu":
-            return [self._keep(param, place) for param, place in zip(params, places, strict=True)]
+        device = params[0].device if params else torch.device("cpu")
+        if device.type == "cpu":
+            return [self._keep(p, (i, name)) for p, i in zip(params, indices, strict=True)]
         grads = [_local(param.grad) for param in params]
-        kept = list(grads)
-        for dtype in {grad.dtype for grad in grads}:
-            # All copies of a kind made and filled in one call; there may be hundreds.
-            mine = [i for i, grad in enumerate(grads) if grad.dtype == dtype]
-            copies = torch._foreach_mul([grads[i] for i in mine], 1.0)
-            for i, copy in zip(mine, copies, strict=True):
-                kept[i] = copy
-        return kept
+        there = self._sets.get((device, name), [])
+        if [(t.shape, t.dtype) for t in there] != [(g.shape, g.dtype) for g in grads]:
+            there = self._sets[device, name] = [torch.empty_like(grad) for grad in grads]
+        torch._foreach_copy_(there, grads)
+        return there
 
-    def _keep(self, param: Tensor, place: Hashable) -> Tensor:
+    def _keep(self, param: Tensor, place: tuple[int, str]) -> Tensor:
         assert param.grad is not None
         if is_owned(param):
             return param.grad
         mine = local(param.grad)
-        there = self._places.get(place)
+        there = self._pieces.get(place)
         if there is None or not _alike(there, mine):
-            there = self._places[place] = torch.empty_like(mine)
+            there = self._pieces[place] = torch.empty_like(mine)
         return there.copy_(mine)
 
     def forget(self) -> None:
         """Let go of the memory."""
-        self._places.clear()
+        self._pieces.clear()
+        self._sets.clear()
 
 
 def _local(grad: Tensor | None) -> Tensor:

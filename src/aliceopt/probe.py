@@ -236,7 +236,7 @@ class Probe:
             return [unscaled(p.grad, self.scaler) for p in params if p.grad is not None]
         if self.keep is not None:
             return [self.keep(param) for param in params]
-        return self.backends.keeper.keep(params, [(site.index, round_name) for site in sites])
+        return self.backends.keeper.keep(params, [site.index for site in sites], round_name)
 
     @torch.no_grad()
     def settle(self) -> None:

@@ -252,8 +252,7 @@ class Watch:
         return True
 
     def start(self, *, looping: bool = True) -> Watch:
-        """A measuring step begins, whose gradients may be edited after its rounds if ``looping``.
-        """
+        """A measuring step begins; if ``looping``, gradients may be edited after its rounds."""
         if self._first:
             self._buffers, self._batches = BufferWatch(self._model), BatchWatch()
         self._gradients = GradientWatch() if looping or self._looks else None

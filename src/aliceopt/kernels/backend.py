@@ -279,11 +279,9 @@ def _fill_gradients(
 
 def _gradients(sites: Sequence[Site]) -> list[Tensor]:
     """The gradients at the center; mostly they are just the parameters'."""
-    grads = [site.param.grad for site in sites]
-    special = [site.unscaled is not None or site.sharded for site in sites]
-    if True in special:
+    if True in [site.unscaled is not None or site.sharded for site in sites]:
         return [site.gradient for site in sites]
-    return grads  # type: ignore[return-value]
+    return [site.param.grad for site in sites]  # type: ignore[misc]
 
 
 def _options(rates: Sequence[Rates]) -> Sequence[Any]:
