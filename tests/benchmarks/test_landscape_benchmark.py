@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.landscapes import INSTRUMENTS, PRESETS, Asked, Preset, gradients_of
+from aliceopt.lab.presets import INSTRUMENTS, PRESETS, Asked, Preset, cost_of
 from benchmarks import landscape, shapes
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -30,7 +30,9 @@ def test_every_gradient_of_the_command_has_a_row(
     found = json.loads(path.read_text())
     rows = {row["what"]: row for row in found["rows"]}
     assert list(rows) == ["AdamW step", "start", *INSTRUMENTS, "all"]
-    assert rows["all"]["gradients"] == gradients_of(Asked(PRESETS["quick"]), 1)
+    whole = (rows["all"]["gradients"], rows["all"]["losses"])
+    assert whole == cost_of(Asked(PRESETS["quick"]), 1)
+    assert [name for name in INSTRUMENTS if rows[name]["losses"]] == ["bounds", "slices"]
     assert all(rows[name]["gradients"] > 0 for name in INSTRUMENTS)
     assert all(row["seconds"] > 0 and row["peak"] == 0 for row in rows.values())
     told = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "so far" in line]
