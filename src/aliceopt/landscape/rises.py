@@ -81,17 +81,31 @@ class LossOf:
         loss: Callable[[], Any] | None = None,
         spacing: float | None = None,
     ) -> None:
-        self.closure = closure
+        self._closure, self._loss = closure, loss
         self.last = math.nan
         self.spacing = self._least = spacing or 0.0
-        self.alone = None if loss is None else partial(self._remember, loss, "loss")
 
     def __call__(self) -> None:
         """Forward and backward; one transfer from the device."""
-        self._remember(self.closure, "the closure")
+        self._remember(self._closure(), "the closure")
 
-    def _remember(self, evaluate: Callable[[], Any], label: str) -> None:
-        loss = evaluate()
+    @property
+    def alone(self) -> Callable[[], None] | None:
+        """Forward."""
+        return None if self._loss is None else partial(self._evaluate, self._loss)
+
+    def _evaluate(self, evaluate: Callable[[], Any]) -> None:
+        try:
+            loss = evaluate()
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise ValueError(
+                "loss must not call backward: it is evaluated without gradients"
+            ) from error
+        self._remember(loss, "loss")
+
+    def _remember(self, loss: Any, label: str) -> None:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(
                 f"{label} must return the loss, a tensor with one number, got {loss!r}"
