@@ -26,7 +26,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.b
 
 
 def without_along(found: BoundCheck | Slice) -> BoundCheck | Slice:
-    """A gradient at the end of a move is what only its record needs; as one text, NaN included."""
+    """Of a rise, it is what takes a gradient at the end of the move."""
     if isinstance(found, Slice):
         return found
     return replace(found, rises=tuple(replace(rise, along=0.0) for rise in found.rises))
@@ -69,7 +69,7 @@ def test_nothing_is_left_behind(name: str, call: int | None, dtype: torch.dtype)
 
 
 def test_slices_that_are_cut_together_are_those_cut_alone() -> None:
-    """To the bit at the same radius, on batches that are drawn once; the first has all gradients."""
+    """To the bit at one radius, on batches that are drawn once; the first has all gradients."""
     model, closure = network()
     g = generator(1)
     move = {
