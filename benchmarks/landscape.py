@@ -11,10 +11,10 @@ flash attention and nothing else. Data are random, and so are the weights but fo
 
 A line says what was measured as soon as it was; the table comes last.
 
-Columns. "gradients" are those taken. "peak GB" is the most memory that tensors had at once on the
-device, "x AdamW" that over the peak of a training step of AdamW on such a batch. The row "start"
-has the evaluation before and the optimizer's next step; seconds and memory of an instrument's first
-gradient are in the row before.
+Columns. "gradients" are those taken, "losses" were evaluated without one. "peak GB" is the most
+memory that tensors had at once on the device, "x AdamW" that over the peak of a training step of
+AdamW on such a batch. The row "start" has the evaluation before and the optimizer's next step;
+seconds and memory of an instrument's first gradient are in the row before.
 """
 
 from __future__ import annotations
@@ -33,18 +33,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aliceopt.lab import models
-from aliceopt.lab.landscapes import (
-    INSTRUMENTS,
-    PRECISIONS,
-    PRESETS,
-    Asked,
-    batches_of,
-    gradients_of,
-    see,
-)
+from aliceopt.lab.landscapes import batches_of, see
 from aliceopt.lab.methods import Method, make_method
 from aliceopt.lab.network import Network
 from aliceopt.lab.precision import ChannelsLast, lay_out_, set_products
+from aliceopt.lab.presets import INSTRUMENTS, PRECISIONS, PRESETS, Asked, Cost, cost_of
 from aliceopt.lab.problem import Problem
 from aliceopt.lab.spec import Run, Training, UserProblem
 
@@ -53,7 +46,7 @@ from . import report
 __all__ = ["MODELS", "main", "measure"]
 
 BASE, START = "AdamW step", "start"
-COLUMNS = ("what", "gradients", "seconds", "peak GB", "x AdamW", "")
+COLUMNS = ("what", "gradients", "losses", "seconds", "peak GB", "x AdamW", "")
 WARMUP = 3
 
 
@@ -87,13 +80,14 @@ class Row:
 
     what: str
     gradients: int = 0
+    losses: int = 0
     seconds: float = 0.0
     peak: int = 0
     ratio: float | None = None
 
     def cells(self) -> list[str]:
         """This row of the table; a dash for memory that is not counted."""
-        numbers = [str(self.gradients), report.cell(self.seconds)]
+        numbers = [str(self.gradients), str(self.losses), report.cell(self.seconds)]
         memory = [report.cell(self.peak or None, 2, 1e-9), report.cell(self.ratio)]
         return [self.what, *numbers, *memory, ""]
 
@@ -172,7 +166,8 @@ class Meter:
             torch.cuda.synchronize(self.device)
             row.peak = max(row.peak, torch.cuda.max_memory_allocated(self.device))
         row.seconds += time.perf_counter() - self.begun
-        print(f"{row.what}: {row.gradients} gradients, {row.seconds:.2f} s so far", flush=True)
+        taken = Cost(row.gradients, row.losses).in_words()
+        print(f"{row.what}: {taken}, {row.seconds:.2f} s so far", flush=True)
         self.begin()
 
 
@@ -194,9 +189,10 @@ def instruments(here: Network, asked: Asked, meter: Meter) -> list[Row]:
     rows = {name: Row(name) for name in (START, *INSTRUMENTS)}
     now = START
 
-    def tick(instrument: str) -> None:
+    def tick(instrument: str, *, gradient: bool) -> None:
         nonlocal now
-        rows[instrument].gradients += 1
+        rows[instrument].gradients += gradient
+        rows[instrument].losses += not gradient
         if instrument != now:  # its first gradient is counted where it was taken
             meter.read(rows[now])
             now = instrument
@@ -208,6 +204,7 @@ def instruments(here: Network, asked: Asked, meter: Meter) -> list[Row]:
     found = list(rows.values())
     whole = Row("all", peak=max(row.peak for row in found))
     whole.gradients = sum(row.gradients for row in found)
+    whole.losses = sum(row.losses for row in found)
     whole.seconds = sum(row.seconds for row in found)
     return [*found, whole]
 
@@ -233,7 +230,7 @@ def measure(args: argparse.Namespace) -> tuple[report.Header, list[Row]]:
         "batch": f"{size} of shape {setting.shape}",
         "precision": precision,
         "attention": "flash" if flash else "torch's choice" if setting.tokens else "none",
-        "preset": f"{args.preset}, at most {gradients_of(asked, 1):,} gradients",
+        "preset": f"{args.preset}, at most {cost_of(asked, 1).in_words()}",
     }
     return header, rows
 

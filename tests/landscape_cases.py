@@ -13,6 +13,18 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+class Closure:
+    """Forward and backward; ``loss`` is the forward pass alone."""
+
+    def __init__(self, loss: Callable[[], Tensor]):
+        self.loss = loss
+
+    def __call__(self) -> Tensor:
+        loss = self.loss()
+        loss.backward()
+        return loss
+
+
 def quadratic(n: int = 40, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Callable]:
     """Two parameters and a dense quadratic loss of both."""
     g = generator()
@@ -37,7 +49,7 @@ def network(
     dropout: float = 0.0,
     norm: bool = False,
     dtype: torch.dtype = torch.float64,
-) -> tuple[nn.Sequential, Callable[[], Tensor]]:
+) -> tuple[nn.Sequential, Closure]:
     """A classifier with one hidden layer, and a closure on a fixed batch of 128."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -52,12 +64,7 @@ def network(
         model.to(dtype)
         x, y = torch.randn(128, 32, dtype=dtype), torch.randint(10, (128,))
 
-    def closure() -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    return model, closure
+    return model, Closure(lambda: F.cross_entropy(model(x), y))
 
 
 def everything(model: nn.Module) -> list[Tensor]:

@@ -10,7 +10,9 @@ import torch
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.landscapes import INSTRUMENTS, PRESETS, Asked, Preset, gradients_of
+from aliceopt.lab.landscapes import see
+from aliceopt.lab.presets import INSTRUMENTS, PRESETS, Asked, Preset, cost_of
+from aliceopt.landscape.floor import CHOOSING_GRADIENTS
 from benchmarks import landscape, shapes
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -30,11 +32,32 @@ def test_every_gradient_of_the_command_has_a_row(
     found = json.loads(path.read_text())
     rows = {row["what"]: row for row in found["rows"]}
     assert list(rows) == ["AdamW step", "start", *INSTRUMENTS, "all"]
-    assert rows["all"]["gradients"] == gradients_of(Asked(PRESETS["quick"]), 1)
+    whole = (rows["all"]["gradients"], rows["all"]["losses"])
+    assert whole == cost_of(Asked(PRESETS["quick"]), 1)
+    assert [name for name in INSTRUMENTS if rows[name]["losses"]] == ["bounds", "slices"]
     assert all(rows[name]["gradients"] > 0 for name in INSTRUMENTS)
     assert all(row["seconds"] > 0 and row["peak"] == 0 for row in rows.values())
     told = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "so far" in line]
     assert told == ["AdamW step", "start", *INSTRUMENTS, *INSTRUMENTS[1:]]
+
+
+@pytest.mark.parametrize("plane", [0, 3])
+@pytest.mark.parametrize("between", [False, True])
+def test_as_many_gradients_and_losses_are_taken_as_announced(plane: int, between: bool) -> None:
+    """With and without a plane and a slice to other weights; slices are in their order."""
+    cpu, setting = torch.device("cpu"), landscape.MODELS["tiny-gpt"]
+    here = landscape.network(setting, 2, "float32", cpu)
+    others = {name: param.detach() + 0.01 for name, param in here.model.named_parameters()}
+    asked = Asked(Preset(2, 1, 1, 3, plane), 2, between=others if between else None)
+    taken: list[bool] = []
+    views = list(see({"it": here}, asked, lambda name, *, gradient: taken.append(gradient)))
+    cost = cost_of(asked, 1)
+    assert (sum(taken), len(taken)) == (cost.gradients, cost.evaluations)
+    told = [sum(column) for column in zip(*(view.cost for view in views), strict=True)]
+    assert told == [cost.gradients - CHOOSING_GRADIENTS, cost.losses]
+    lines = [("gradient",), ("random",), ("optimizer",), *[("other weights",)] * between]
+    planes = [("gradient", "random")] * (plane > 0)
+    assert all([cut.directions for cut in view.slices] == lines + planes for view in views)
 
 
 def test_the_training_step_that_memory_is_compared_with_moves_nothing() -> None:

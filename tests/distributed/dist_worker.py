@@ -251,31 +251,41 @@ def measured_landscape(run: Run) -> Result:
     model = wrapped(run)
     before = [whole(parameter) for parameter in model.parameters()]
 
-    def closure(step: int) -> Tensor:
+    def loss(step: int) -> Tensor:
         x, y = (mine(part, run) for part in batch(step, run.dtype))
-        loss = (model(x) - y).square().mean()
-        loss.backward()
-        return loss.detach()
+        return (model(x) - y).square().mean()
+
+    def closure(step: int) -> Tensor:
+        value = loss(step)
+        value.backward()
+        return value.detach()
 
     def failing(step: int) -> Tensor:
         if step == 1:
             raise KeyboardInterrupt
         return closure(step)
 
+    def failing_alone(step: int) -> Tensor:
+        loss(step)
+        raise KeyboardInterrupt
+
     validation(model, run)  # leaves an FSDP2 root unsharded
     two = {"batches": range(2)}
     radii = landscape.choose_radii(model, lambda: closure(0), count=3)
     bounds = landscape.bound_check(model, closure, 0.02, probes=2, directions=2, **two)
-    plane = ["gradient", "random"]
+    cut = partial(landscape.slices, directions=["gradient", "random"], reach=0.02, points=3)
     found = [
         landscape.ladder(model, closure, radii, directions=2, **two).as_dict(),
         landscape.diagonals(model, closure, 0.02, directions=2, **two).as_dict(),
         bounds.as_dict(),
-        landscape.slices(model, closure, plane, 0.02, points=3, probes=2, **two).as_dict(),
+        cut(model, closure, probes=2, **two).as_dict(),
+        cut(model, closure, loss=loss, probes=2, **two).as_dict(),
     ]
     for measure in (landscape.ladder, landscape.diagonals, landscape.bound_check):
         with contextlib.suppress(KeyboardInterrupt):
             measure(model, failing, 0.02, **two)
+    with contextlib.suppress(KeyboardInterrupt):
+        landscape.bound_check(model, closure, 0.02, loss=failing_alone, **two)
     after = [whole(parameter) for parameter in model.parameters()]
     return {"found": found, "before": before, "after": after}
 

@@ -9,26 +9,26 @@ import pytest
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.landscapes import PRESETS, Asked, gradients_of
+from aliceopt.lab.presets import PRESETS, Asked, cost_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "glass_report.md").read_text("utf-8")
 
 
 def test_the_table_of_presets_is_theirs():
-    """Radii, directions, batches, and gradients of one network."""
-    rows = re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \|", TEXT)
+    """Radii, directions, batches, and gradients and losses of one network."""
+    rows = re.findall(r"\| `(\w+)`" + 3 * r" \| (\d+)" + 2 * r" \| ([\d,]+)" + r" \|", TEXT)
     assert [row[0] for row in rows] == list(PRESETS)
     for name, *numbers in rows:
         preset = PRESETS[name]
         told = [int(number.replace(",", "")) for number in numbers]
-        assert told == [*preset[:3], gradients_of(Asked(preset), 1)]
+        assert told == [*preset[:3], *cost_of(Asked(preset), 1)]
 
 
 def test_the_announcement_is_that_of_two_networks():
     """As the command prints it."""
-    (said,) = re.findall(r"thorough: ([\d,]+) gradients at most, for 2 networks", TEXT)
-    assert int(said.replace(",", "")) == gradients_of(Asked(PRESETS["thorough"]), 2)
+    cost = cost_of(Asked(PRESETS["thorough"]), 2).in_words()
+    assert f"thorough: {cost} at most, for 2 networks" in TEXT
 
 
 def test_every_figure_is_there():

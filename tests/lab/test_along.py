@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.lab.along import Along, moments
 from aliceopt.lab.figures import style
-from aliceopt.lab.landscapes import PARTS, PRESETS, Asked, Preset
 from aliceopt.lab.network import network_of, problem_run
+from aliceopt.lab.presets import PARTS, PRESETS, Asked, Preset
 from aliceopt.lab.records import load_checkpoint
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.spec import Run
@@ -79,14 +79,17 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])])
 def test_looking_changes_no_bit_of_the_training(run: Run, tmp_path: Path, kind: str) -> None:
     """Weights, BatchNorm's statistics, the optimizer and all random states, with dropout."""
-    count: list[str] = []
+    count: list[bool] = []
     device = torch.device(kind)
-    along = Along(run, Asked(SMALL), 0.5, tmp_path / "with", device, count.append)
+    along = Along(
+        *(run, Asked(SMALL), 0.5, tmp_path / "with", device),
+        lambda instrument, *, gradient: count.append(gradient),
+    )
     network_of(run, tmp_path / "with", device, watch=along)
     network_of(run, tmp_path / "without", device)
     one, other = (saved(tmp_path / name) for name in ("with", "without"))
     assert plain(one) == plain(other)
-    assert len(count) == along.gradients  # as announced
+    assert len(count) == sum(count) == along.gradients  # as announced
     steps = [line["step"] for line in along.lines() if line["part"] == "held-out"]
     assert steps == along.steps == [0, 2, 4, 6, 8]
     assert len({tuple(line["radii"]) for line in along.lines()}) == 1

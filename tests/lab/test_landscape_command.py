@@ -20,17 +20,10 @@ from aliceopt.cli import build
 from aliceopt.cli.landscape import _name
 from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.figures import style
-from aliceopt.lab.landscapes import (
-    PRESETS,
-    Asked,
-    Preset,
-    batches_of,
-    gradients_of,
-    last_step,
-    see,
-)
+from aliceopt.lab.landscapes import batches_of, last_step, see
 from aliceopt.lab.network import Network, check_same, checkpoint_run, network_of, problem_run
 from aliceopt.lab.plan import PlanError
+from aliceopt.lab.presets import PRESETS, Asked, Preset, cost_of
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
 from aliceopt.lab.tensor_file import write_tensors
@@ -88,14 +81,16 @@ def seen(
 
 
 def test_it_says_beforehand_what_it_takes_and_takes_no_more(seen: tuple[Path, str]) -> None:
-    """The announced number is the sum of all that was measured."""
+    """The announced numbers are the sums of all that was measured."""
     out, said = seen
-    announced = int(re.match(r"quick: ([\d,]+) gradients at most", said)[1].replace(",", ""))  # type: ignore[index]
-    assert announced == gradients_of(Asked(PRESETS["quick"], parts=("training",)), 2)
+    announced = re.match(r"quick: ([\d,]+) gradients and ([\d,]+) losses at most", said)
+    assert announced is not None
+    told = tuple(int(number.replace(",", "")) for number in announced.groups())
+    assert told == cost_of(Asked(PRESETS["quick"], parts=("training",)), 2)
     records = [json.loads(line) for line in (out / "landscape.jsonl").read_text().splitlines()]
     parts = [p for r in records for p in (r, r["diagonals"], *r["bounds"], *r["slices"])]
-    climbed = sum(part["gradients"] for part in parts)
-    assert climbed + 2 * 26 == announced
+    assert sum(part["gradients"] for part in parts) + 2 * 26 == told[0]
+    assert sum(part.get("losses", 0) for part in parts) == told[1]
 
 
 def test_relu_and_its_twin_on_the_same_batches(seen: tuple[Path, str]) -> None:

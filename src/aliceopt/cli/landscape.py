@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import torch
 
     from aliceopt.lab.along import Along
-    from aliceopt.lab.landscapes import Asked, View
+    from aliceopt.lab.landscapes import View
     from aliceopt.lab.network import Network
+    from aliceopt.lab.presets import Asked
     from aliceopt.lab.spec import Run
 
 
@@ -113,9 +114,9 @@ def landscape(
 ) -> None:
     """Measure which curvature a trained network has, glass or a Hessian, in every block.
 
-    Says first how many gradients that takes. Ends with a table, what it means in words, figures,
-    and the numbers as JSON lines and safetensors. The network is trained first, unless weights
-    are given, and kept in the folder for the next time.
+    Says first how many gradients and losses that takes. Ends with a table, what it means in words,
+    figures, and the numbers as JSON lines and safetensors. The network is trained first, unless
+    weights are given, and kept in the folder for the next time.
     """
     import torch
 
@@ -171,7 +172,7 @@ def _whole(name: str, value: int) -> int:
 def _asked(
     preset: str, batch_size: int | None, blocks: str | None, batches: str, precision: str
 ) -> Asked:
-    from aliceopt.lab.landscapes import PARTS, PRECISIONS, PRESETS, Asked
+    from aliceopt.lab.presets import PARTS, PRECISIONS, PRESETS, Asked
 
     if preset not in PRESETS:
         raise ValueError(f"--preset must be one of {', '.join(PRESETS)}; got {preset!r}")
@@ -212,14 +213,14 @@ def _along(
 
 
 def _announce(preset: str, asked: Asked, count: int, along: Along | None) -> None:
-    from aliceopt.lab.landscapes import gradients_of
+    from aliceopt.lab.presets import cost_of
     from aliceopt.lab.words import counted
 
     radii, directions, batches, *_ = asked.preset
     each = f"{radii} radii, {directions} directions, {counted(batches, 'batch', 'batches')}"
     kinds = " and ".join(asked.parts)
     say(
-        f"{preset}: {gradients_of(asked, count):,} gradients at most, for "
+        f"{preset}: {cost_of(asked, count).in_words()} at most, for "
         f"{counted(count, 'network')} on {kinds} batches ({each} of each kind)"
     )
     if along is not None:
@@ -259,10 +260,11 @@ def _seen(
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from aliceopt.lab.landscapes import gradients_of, see
+    from aliceopt.lab.landscapes import see
+    from aliceopt.lab.presets import cost_of
 
     columns = (
-        "gradients",
+        "gradients and losses",
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -274,15 +276,15 @@ def _seen(
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bars:
-        task = bars.add_task("", total=gradients_of(asked, count))
+        task = bars.add_task("", total=cost_of(asked, count).evaluations)
 
-        def tick(instrument: str) -> None:
+        def tick(instrument: str, *, gradient: bool) -> None:
             bars.update(task, advance=1, description=instrument)
             if not peaks:
                 peaks.append(_peak(place))
 
         for view in see(networks, asked, tick):
-            console.print(f"{view.network}, {view.part} batches: {view.gradients:,} gradients")
+            console.print(f"{view.network}, {view.part} batches: {view.cost.in_words()}")
             views.append(view)
     said = f"measured in {time.perf_counter() - begun:.1f} s"
     if place.type == "cuda":
@@ -309,6 +311,7 @@ def _facts(
     """How it was measured, for the report."""
     from aliceopt.lab.clock import now
     from aliceopt.lab.precision import in_words
+    from aliceopt.lab.presets import Cost
     from aliceopt.lab.records import versions
     from aliceopt.lab.report.landscape import command
     from aliceopt.lab.spec import LabProblem
@@ -316,8 +319,9 @@ def _facts(
 
     first = views[0]
     model = run.problem.model if isinstance(run.problem, LabProblem) else {}
-    taken, before = sum(view.gradients for view in views), sum(line["gradients"] for line in along)
-    trained = f", {before:,} while it trained" if along else ""
+    taken = Cost(*map(sum, zip(*(view.cost for view in views), strict=True)))
+    before = sum(line["gradients"] for line in along)
+    trained = f", {counted(before, 'gradient')} while it trained" if along else ""
     metrics = {view.network: f"loss {view.loss:.4g}, metric {view.metric:.4g}" for view in views}
     told = "; ".join(f"{name}: {said}" for name, said in metrics.items())
     radii = f"{first.ladder.radii[0]:.1e} to {first.ladder.radii[-1]:.1e}"
@@ -331,7 +335,7 @@ def _facts(
         "Mode": "evaluation" if asked.evaluating else "training",
         "Radii": f"{radii}, {first.ladder.directions} directions a batch",
         "Precision": in_words(asked.precision),
-        "Gradients": f"{taken:,}{trained}, and those that chose the radii",
+        "Taken": f"{taken.in_words()}{trained}, and the gradients that chose the radii",
         "Device": str(place),
         "Versions": settings_in_words(versions()),
         "Date": now(),

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from aliceopt.lab.landscapes import Asked, Instruments, Tick, climbing
+from aliceopt.lab.landscapes import Instruments, Tick, silent
 from aliceopt.lab.network import fresh_network
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.precision import set_products
+from aliceopt.lab.presets import Asked, climbing
 from aliceopt.lab.records import read_events, run_folder
 from aliceopt.lab.spec import Run
 from aliceopt.lab.watch import Watched
@@ -50,7 +51,7 @@ class Along:
         every: float,
         folder: Path,
         device: torch.device,
-        tick: Tick = lambda instrument: None,
+        tick: Tick = silent,
         tell: Callable[[str], Any] = lambda line: None,
     ):
         if not math.isfinite(every) or every <= 0:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,92 +23,27 @@ from aliceopt.lab.methods import make_method
 from aliceopt.lab.network import Batch, Network
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.precision import autocast, set_products
+from aliceopt.lab.presets import PRECISIONS, Asked, Cost, checked_batches
 from aliceopt.lab.words import counted
 from aliceopt.landscape import (
     BoundCheck,
+    Cut,
     Diagonals,
     Ladder,
     Radii,
     Slice,
     bound_check,
     choose_radii,
+    cut_together,
     diagonals,
     exact_diagonals,
     ladder,
-    slices,
 )
-from aliceopt.landscape.floor import CHOOSING_GRADIENTS
 from aliceopt.landscape.power_law import Blocks
 
-__all__ = [
-    "INSTRUMENTS",
-    "PARTS",
-    "PRECISIONS",
-    "PRESETS",
-    "Asked",
-    "Instruments",
-    "Preset",
-    "View",
-    "gradients_of",
-    "see",
-]
-
-PARTS = ("training", "held-out")
-"""Kinds of batches."""
-
-PRECISIONS = ("float32", "float64", "tf32", "bf16")
-"""How a network may be measured."""
-
-INSTRUMENTS = ("radii", "ladder", "bounds", "diagonals", "slices")
-"""What gradients are taken for, in this order."""
+__all__ = ["Instruments", "Tick", "View", "batches_of", "last_step", "see", "silent"]
 
 _SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
-
-
-class Preset(NamedTuple):
-    """How much is measured: radii, directions a batch, batches of each kind, points of slices.
-
-    Bounds are checked on half of the batches, at the middle and the largest radius, diagonals
-    measured at the middle one, with as many directions; slices are cut on one batch. ``plane``
-    are the points of a slice along two directions, on each side of the square; 0: none.
-    """
-
-    radii: int
-    directions: int
-    batches: int
-    points: int
-    plane: int
-
-
-PRESETS = {
-    "quick": Preset(5, 2, 2, 9, 0),
-    "standard": Preset(8, 4, 4, 11, 5),
-    "thorough": Preset(10, 8, 8, 31, 15),
-}
-"""By name."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is to be measured, and how.
-
-    ``blocks`` as for `aliceopt.landscape.ladder`; None: those that the model names itself, or the
-    first parts of names. ``radius`` is the smallest, chosen if None. ``evaluating`` measures in
-    evaluation mode. ``coordinates`` keeps the curvature of every coordinate, ``exact`` compares
-    its sums with the exact Hessian, and ``between`` are other weights, to cut a slice to.
-    """
-
-    preset: Preset
-    batch_size: int | None = None
-    blocks: Blocks = None
-    precision: str = "float32"
-    seed: int = 0
-    parts: tuple[str, ...] = PARTS
-    evaluating: bool = False
-    radius: float | None = None
-    coordinates: bool = False
-    exact: bool = False
-    between: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,43 +63,26 @@ class View:
     slices: tuple[Slice, ...]
 
     @property
-    def gradients(self) -> int:
-        """Taken for all of it."""
-        checking = sum(check.gradients for check in self.bounds)
-        cutting = sum(cut.gradients for cut in self.slices)
-        return self.ladder.gradients + self.diagonals.gradients + checking + cutting
+    def cost(self) -> Cost:
+        """Of all of it."""
+        both: tuple[BoundCheck | Slice, ...] = (*self.bounds, *self.slices)
+        alike = self.ladder.gradients + self.diagonals.gradients
+        return Cost(alike + sum(one.gradients for one in both), sum(one.losses for one in both))
 
 
-def gradients_of(asked: Asked, networks: int) -> int:
-    """How many gradients will be taken; fewer where there are fewer batches."""
-    _, directions, batches, points, plane = asked.preset
-    checking = 2 * (4 + 4 * directions)
-    lines = 3 + (asked.between is not None)
-    cutting = lines * (points + 1 + 2 * directions)
-    cutting += plane**2 + 1 + 2 * directions if plane else 0
-    each = climbing(asked.preset) + batches * (1 + 2 * directions)
-    each += _checked(batches) * checking + cutting
-    return networks * (CHOOSING_GRADIENTS + len(asked.parts) * each)
+class Tick(Protocol):
+    """Called after every gradient, or loss, with what it was taken for, one of `INSTRUMENTS`."""
+
+    def __call__(self, instrument: str, *, gradient: bool) -> Any:
+        """One was taken."""
 
 
-def climbing(preset: Preset) -> int:
-    """Gradients of a ladder on one kind of batches."""
-    return preset.batches * (1 + 2 * preset.directions * preset.radii)
+def silent(instrument: str, *, gradient: bool) -> None:
+    """Nobody looks on."""
 
 
-def _checked(batches: int) -> int:
-    """On how many batches the bounds are checked."""
-    return (batches + 1) // 2
-
-
-Tick = Callable[[str], Any]
-"""Called after every gradient with what it was taken for, one of `INSTRUMENTS`."""
-
-
-def see(
-    networks: dict[str, Network], asked: Asked, tick: Tick = lambda instrument: None
-) -> Iterator[View]:
-    """Measure every network on every kind of batches; ``tick`` is called after every gradient.
+def see(networks: dict[str, Network], asked: Asked, tick: Tick = silent) -> Iterator[View]:
+    """Measure every network on every kind of batches.
 
     All are measured at the same radii: those of the network that needs the largest.
     """
@@ -236,8 +154,14 @@ class Instruments:
         """Forward and backward."""
         loss = self.network.loss(batch)
         loss.backward()
-        self.tick(instrument)
+        self.tick(instrument, gradient=True)
         return loss.detach()
+
+    def loss(self, instrument: str, batch: Batch) -> Tensor:
+        """Forward alone."""
+        loss = self.network.loss(batch)
+        self.tick(instrument, gradient=False)
+        return loss
 
     def radii(self, smallest: float | None = None) -> Radii:
         """From the smallest that is given or asked for, or as small as can be read."""
@@ -271,7 +195,8 @@ class Instruments:
             self.model,
             partial(self.closure, "bounds"),
             radius,
-            batches=islice(self.batches(part), _checked(self.asked.preset.batches)),
+            loss=partial(self.loss, "bounds"),
+            batches=islice(self.batches(part), checked_batches(self.asked.preset.batches)),
             probes=self.asked.preset.directions,
             directions=self.asked.preset.directions,
             moves=self.moves,
@@ -298,35 +223,36 @@ class Instruments:
             self.model, self.network.loss, batches=self.batches(part), blocks=self.blocks
         )
 
-    def slices(self, part: str, reach: float) -> Iterator[Slice]:
+    def slices(self, part: str, reach: float) -> list[Slice]:
         """Along the gradient, random signs, the optimizer's step and to other weights; a plane."""
-        batch = next(self.batches(part))
+        preset, batch = self.asked.preset, next(self.batches(part))
 
-        def cut(direction: Any, reach: float = reach, points: int = 0) -> Slice:
-            preset = self.asked.preset
-            found = slices(
+        def cut(cuts: Mapping[str, Cut]) -> list[Slice]:
+            found = cut_together(
                 self.model,
                 lambda: self.closure("slices", batch),
-                direction,
-                reach,
-                points=points or preset.points,
+                list(cuts.values()),
+                loss=lambda: self.loss("slices", batch),
                 probes=preset.directions,
                 seed=self.asked.seed,
             )
-            given = next((name for name, move in named.items() if move is direction), None)
-            return found if given is None else replace(found, directions=(given,))
+            return [
+                one if len(one.directions) > 1 else replace(one, directions=(name,))
+                for name, one in zip(cuts, found, strict=True)
+            ]
 
-        named = dict(self.moves)
-        if self.asked.between is not None:
+        together = {name: Cut(name, reach, preset.points) for name in ("gradient", "random")}
+        for name, move in self.moves.items():
+            together[name] = Cut(move, reach / _size(move), preset.points)
+        if preset.plane:
+            together["plane"] = Cut(["gradient", "random"], reach, preset.plane)
+        found = cut(together)
+        if self.asked.between is not None:  # further away, so with curvature of its own
             here = {name: param.detach() for name, param in self.model.named_parameters()}
             others = self.asked.between
-            named["other weights"] = {n: (others[n].to(p) - p).cpu() for n, p in here.items()}
-        yield cut("gradient")
-        yield cut("random")
-        for name, move in named.items():
-            yield cut(move, reach / _size(move) if name == "optimizer" else 1.0)
-        if self.asked.preset.plane:
-            yield cut(["gradient", "random"], points=self.asked.preset.plane)
+            move = {n: (others[n].to(p) - p).cpu() for n, p in here.items()}
+            found += cut({"other weights": Cut(move, 1.0, preset.points)})
+        return sorted(found, key=lambda one: len(one.directions))  # planes last
 
 
 def _check_between(model: nn.Module, others: Mapping[str, Tensor]) -> None:

@@ -7,12 +7,13 @@ from .joint import JointCurvature, joint_curvature
 from .ladder import Ladder, ladder
 from .power_law import Exponent, PowerLaw, power_law, variation_exponent
 from .rungs import Rungs
-from .slices import Slice, slices
+from .slices import Cut, Slice, cut_together, slices
 from .spread import Estimate
 from .twins import Twin, twin
 
 __all__ = [
     "BoundCheck",
+    "Cut",
     "Diagonals",
     "Estimate",
     "Exponent",
@@ -25,6 +26,7 @@ __all__ = [
     "Twin",
     "bound_check",
     "choose_radii",
+    "cut_together",
     "diagonals",
     "exact_diagonals",
     "joint_curvature",

@@ -112,6 +112,7 @@ class Visit:
 
     ``visit.at(place)``: gradients where ``place`` says, a function of the pack. Parameters and
     gradients stay as they are there until the next visit: ask each of the ``packs`` for its own.
+    With ``alone``, that is evaluated there in the closure's stead, and there are no gradients.
     """
 
     def __init__(self, probe: Probe, rays: _Rays, closure: Callable[[], Any]) -> None:
@@ -123,13 +124,20 @@ class Visit:
         self._probe.draw, self._rays.multiple, self._rays.place = draw, multiple, None
         self._go()
 
-    def at(self, place: Callable[[Pack], Tensor]) -> None:
+    def at(self, place: Callable[[Pack], Tensor], alone: Callable[[], Any] | None = None) -> None:
         """Anywhere."""
         self._rays.place = place
-        self._go()
+        try:
+            self._go(alone)
+        finally:
+            self._rays.place = None  # which may know this visit, and all would outlive it
 
-    def _go(self) -> None:
+    def _go(self, alone: Callable[[], Any] | None = None) -> None:
         self._probe.begin("plus")  # a side: every visit starts from the same state
+        if alone is not None:
+            with torch.no_grad():
+                alone()
+            return
         with torch.enable_grad():
             self._closure()
         prepare_gradients_([site.param for site in self._probe.sites])

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import repeat, tee
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from .power_law import (
 )
 from .rungs import Rungs, read_rungs
 
-__all__ = ["Ladder", "closures_of", "ladder"]
+__all__ = ["Ladder", "closures_of", "ladder", "with_losses"]
 
 _ROUNDING = 16  # changes below so many spacings of the gradient's norm are noise
 
@@ -165,16 +166,18 @@ def ladder(
 
 
 def closures_of(
-    closure: Callable[..., Any] | Sequence[Callable[[], Any]], batches: Iterable[Any] | None
+    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
+    batches: Iterable[Any] | None,
+    label: str = "closure",
 ) -> Iterator[Callable[[], Any]]:
     """One closure a batch; batches are drawn when their turn comes."""
     given: Iterable[Callable[[], Any]]
     if callable(closure):
         given = [closure] if batches is None else (partial(closure, batch) for batch in batches)
     elif not isinstance(closure, Sequence) or not all(map(callable, closure)):
-        raise ValueError(f"closure must be callable, or a sequence of callables, got {closure!r}")
+        raise ValueError(f"{label} must be callable, or a sequence of callables, got {closure!r}")
     elif batches is not None:
-        raise ValueError(f"with batches one closure is needed, got a list of {len(closure)}")
+        raise ValueError(f"with batches one {label} is needed, got a list of {len(closure)}")
     else:
         given = closure
     empty = True
@@ -183,6 +186,20 @@ def closures_of(
         yield on_batch
     if empty:
         raise ValueError("there is nothing to measure on: no batches were given")
+
+
+def with_losses(
+    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
+    loss: Callable[..., Any] | Sequence[Callable[[], Any]] | None,
+    batches: Iterable[Any] | None,
+) -> Iterator[tuple[Callable[[], Any], Callable[[], Any] | None]]:
+    """The same, each with what has the loss of that batch alone, if anything has."""
+    counts = [len(given) if isinstance(given, Sequence) else 1 for given in (closure, loss)]
+    if loss is not None and counts[0] != counts[1]:
+        raise ValueError(f"every closure needs its loss, got {counts[0]} and {counts[1]} of them")
+    first, second = (batches, batches) if batches is None else tee(batches)
+    losses = repeat(None) if loss is None else closures_of(loss, second, "loss")
+    yield from zip(closures_of(closure, first), losses, strict=False)
 
 
 def _climb(

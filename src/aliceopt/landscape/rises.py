@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "Measured",
     "Move",
     "Rise",
+    "center_of",
     "given_move",
     "measured_on",
     "move_by_site",
@@ -43,7 +45,8 @@ class Rise:
     """One move on one batch: what the loss did beyond g.d, and the terms of its prediction.
 
     ``first`` is g.d; ``hessian`` is half of the diagonal's; ``along`` is half of d'Hd, averaged
-    over the way, with all that coordinates do to each other; ``glass`` is by form.
+    over the way, with all that coordinates do to each other, which takes a gradient where the move
+    ends: NaN where only the loss was asked for; ``glass`` is by form.
     """
 
     kind: str
@@ -68,20 +71,44 @@ class Rise:
 class LossOf:
     """A closure that remembers the loss, the mean of all processes', and its relative spacing.
 
-    That of its type, unless the arithmetic before it has a coarser one.
+    That of its type, unless the arithmetic before it has a coarser one. ``alone`` is the same for
+    a function that has the loss without a backward, if there is one.
     """
 
-    def __init__(self, closure: Callable[[], Any], spacing: float | None = None) -> None:
-        self.closure = closure
+    def __init__(
+        self,
+        closure: Callable[[], Any],
+        loss: Callable[[], Any] | None = None,
+        spacing: float | None = None,
+    ) -> None:
+        self._closure, self._loss = closure, loss
         self.last = math.nan
         self.spacing = self._least = spacing or 0.0
 
     def __call__(self) -> None:
         """Forward and backward; one transfer from the device."""
-        loss = self.closure()
+        self._remember(self._closure(), "the closure")
+
+    @property
+    def alone(self) -> Callable[[], None] | None:
+        """Forward."""
+        return None if self._loss is None else partial(self._evaluate, self._loss)
+
+    def _evaluate(self, evaluate: Callable[[], Any]) -> None:
+        try:
+            loss = evaluate()
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise ValueError(
+                "loss must not call backward: it is evaluated without gradients"
+            ) from error
+        self._remember(loss, "loss")
+
+    def _remember(self, loss: Any, label: str) -> None:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(
-                f"the closure must return the loss, a tensor with one number, got {loss!r}"
+                f"{label} must return the loss, a tensor with one number, got {loss!r}"
             )
         value = loss.detach().double().reshape(())
         self.spacing = max(torch.finfo(loss.dtype).eps, self._least)
@@ -132,11 +159,17 @@ class Measured(NamedTuple):
     roots: float
 
 
-def measured_on(visit: Visit, draws: Sequence[Draw], loss: LossOf) -> Measured:
+def center_of(visit: Visit, loss: LossOf) -> tuple[float, list[Tensor]]:
+    """Loss and gradient at the center, a row for every pack."""
+    visit(Draw(0, 0), 0.0)
+    return loss.last, [pack.gradient().to(pack.dtype) for pack in visit.packs]
+
+
+def measured_on(
+    visit: Visit, draws: Sequence[Draw], center: tuple[float, list[Tensor]]
+) -> Measured:
     """Means over probes of h, rho and rho_t; the last two give kappa."""
-    visit(draws[0], 0.0)
-    grads = [pack.gradient().to(pack.dtype) for pack in visit.packs]
-    here = loss.last
+    here, grads = center
     hess, density = ([torch.zeros_like(g) for g in grads] for _ in range(2))
 
     def add(draw: Draw) -> float:
@@ -172,20 +205,22 @@ def rise_at(
     batch: int = 0,
 ) -> Rise:
     """Go where ``place`` says, as the parameters can hold it, and compare."""
-    visit.at(place)
+    visit.at(place, loss.alone)
     rows = []
     for pack, g0, h, rho in zip(visit.packs, here.grads, here.hess, here.density, strict=True):
         d = pack.position() - visit.home(pack)
         size = d.abs()
-        terms = (
+        terms = [
             g0 * d,
-            (pack.gradient().to(pack.dtype) - g0) * d / 2,
             h * d.square() / 2,
             rho.sqrt() * size * size.sqrt(),
             rho * size * size * size,
-        )
+        ]
+        if loss.alone is None:
+            terms.append((pack.gradient().to(pack.dtype) - g0) * d / 2)
         rows.append(pack.totals(*terms))
-    first, along, hessian, separable, cubes = total_of(rows)
+    first, hessian, separable, cubes, *known = total_of(rows)
+    along = known[0] if known else math.nan
     glass = {
         "separable": GLASS_LOSS_FACTOR * separable,
         "joint": GLASS_LOSS_FACTOR * math.sqrt(cubes),

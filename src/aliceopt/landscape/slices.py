@@ -25,12 +25,22 @@ from torch import Tensor, nn
 from ..sharding import is_dtensor, local
 from ..site import Draw, Site
 from .excursion import Visit, excursion, named_parameters, sites_of
-from .ladder import closures_of
+from .ladder import with_losses
 from .packs import Pack, parts_of, total_of
 from .power_law import STREAM, check_whole, without_nan
-from .rises import LossOf, Move, Rise, given_move, measured_on, move_by_site, rise_at
+from .rises import (
+    LossOf,
+    Measured,
+    Move,
+    Rise,
+    center_of,
+    given_move,
+    measured_on,
+    move_by_site,
+    rise_at,
+)
 
-__all__ = ["PREDICTIONS", "Direction", "Slice", "slices"]
+__all__ = ["PREDICTIONS", "Cut", "Direction", "Slice", "cut_together", "slices"]
 
 PREDICTIONS = ("quadratic", "glass", "combined")
 """What is drawn over a slice."""
@@ -40,12 +50,24 @@ Direction = str | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Where to cut one of several slices, see `slices`."""
+
+    directions: Direction | Sequence[Direction]
+    reach: float = 1.0
+    points: int = 21
+    filters: bool = False
+
+
+@dataclass(frozen=True)
 class Slice:
     """Changes of the loss on a grid, means over batches: [points] or [points, points].
 
     ``positions`` are multiples of the directions, whose lengths (root mean squares over all
     coordinates) are ``lengths``; the middle one is 0. ``change`` is the loss minus that at the
     middle, ``error`` its standard error over batches (NaN for one), ``predicted`` is by name.
+    ``gradients`` were taken for it, and ``losses`` without one; of slices that were cut together
+    the first has the gradients of them all.
     """
 
     directions: tuple[str, ...]
@@ -58,6 +80,7 @@ class Slice:
     radius: float
     batches: int
     gradients: int
+    losses: int
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts; what is not finite becomes None."""
@@ -71,6 +94,7 @@ def slices(
     directions: Direction | Sequence[Direction],
     reach: float = 1.0,
     *,
+    loss: Callable[..., Any] | Sequence[Callable[[], Any]] | None = None,
     points: int = 21,
     batches: Iterable[Any] | None = None,
     filters: bool = False,
@@ -80,8 +104,8 @@ def slices(
 ) -> Slice:
     """Cut through the loss along one direction, or two.
 
-    Takes one gradient, and on every batch ``1 + 2 probes`` and one for every point but the middle.
-    Nothing is left behind, also if a closure raises.
+    Takes ``1 + 2 probes`` gradients a batch, and one for every point but the middle, or a loss if
+    ``loss`` has it. Nothing is left behind, also if a closure raises.
 
     Args:
         model: as for `ladder`.
@@ -90,6 +114,9 @@ def slices(
             displacement by parameter name, such as another checkpoint minus this one.
         reach: where a slice ends, to both sides: the root mean square of the displacement, or for
             a displacement that is given and for ``filters`` a multiple of it.
+        loss: called as the closure is, without gradients, for the same loss and no backward: a
+            third of the time. All is as without, to the bit where torch computes a loss alike
+            with and without gradients.
         points: on each axis, an odd number.
         batches: as for `ladder`.
         filters: scale every filter of a direction to the size of the model's own (and leave out
@@ -108,37 +135,83 @@ def slices(
     >>> found.positions, round(found.change[0] + found.change[2], 6)  # twice 3 * 0.1^2 / 2
     ((-0.1, 0.0, 0.1), 0.03)
     """
-    chosen = [directions] if isinstance(directions, str | Mapping) else list(directions)
-    _check(chosen, reach, points, probes, seed, radius)
+    cut = Cut(directions, reach, points, filters)
+    return cut_together(
+        *(model, closure, [cut]),
+        loss=loss,
+        batches=batches,
+        probes=probes,
+        radius=radius,
+        seed=seed,
+    )[0]
+
+
+def cut_together(
+    model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
+    cuts: Sequence[Cut],
+    *,
+    loss: Callable[..., Any] | Sequence[Callable[[], Any]] | None = None,
+    batches: Iterable[Any] | None = None,
+    probes: int = 4,
+    radius: float | None = None,
+    seed: int = 0,
+) -> list[Slice]:
+    """Several slices, as `slices` cuts them, from one measurement of gradient and curvature.
+
+    At one ``radius``; None: a quarter of the root mean square at the end of the first slice.
+    """
+    if not cuts:
+        raise ValueError("there is nothing to cut: no slices were asked for")
+    _check(probes, seed, radius)
     named, module = named_parameters(model)
     sites = sites_of(named, module, 1.0, None)
     unique = list(dict.fromkeys(sites.values()))
-    cut = _Cut(unique, sites, chosen, reach, points, probes, filters, radius, seed)
-    found: list[list[Rise]] = []
+    lines = [_Line(unique, sites, cut, seed) for cut in cuts]
+    found: list[list[list[Rise]]] = []
     losses = []
-    for j, on_batch in enumerate(closures_of(closure, batches)):
-        loss = LossOf(on_batch)
-        with excursion(unique, module, loss, 1.0) as visit, torch.no_grad():
-            if not cut.moves:
-                visit(Draw(0, 0), 0.0)
-                cut.aim(visit)
-            here = measured_on(visit, cut.draws(j), loss)
-            losses.append(here.loss)
-            found.append(
-                [
-                    rise_at(visit, here, partial(cut.place, visit, at), loss) if any(at) else _ZERO
-                    for at in cut.grid()
-                ]
-            )
-    return cut.read(found, losses)
+    for j, (on_batch, alone) in enumerate(with_losses(closure, loss, batches)):
+        of_batch = LossOf(on_batch, alone)
+        with excursion(unique, module, of_batch, 1.0) as visit, torch.no_grad():
+            center = center_of(visit, of_batch)
+            if j == 0:
+                for line in lines:
+                    line.aim(visit, center[1])
+                for site in unique:
+                    site.radius = lines[0].longest / 4 if radius is None else radius
+            draws = [Draw(seed ^ STREAM, (1 << 59) + j * probes + k) for k in range(probes)]
+            here = measured_on(visit, draws, center)
+            found.append([line.rises(visit, here, of_batch) for line in lines])
+        losses.append(here.loss)
+        del here, center  # before the next batch has its own
+    shared = len(losses) * (1 + 2 * probes)
+    rows = [list(row) for row in zip(*found, strict=True)]
+    return [
+        line.read(row, losses, 0 if k else shared, alone=loss is not None)
+        for k, (line, row) in enumerate(zip(lines, rows, strict=True))
+    ]
 
 
 _ZERO = Rise("", 0, 0.0, 0.0, 0.0, 0.0, {"separable": 0.0, "joint": 0.0}, 0.0)
 
 
-def _check(
-    chosen: Sequence[Any], reach: Any, points: Any, probes: Any, seed: Any, radius: Any
-) -> None:
+def _check(probes: Any, seed: Any, radius: Any) -> None:
+    if radius is not None:
+        _check_length("radius", radius)
+    check_whole("probes", probes, 1)
+    check_whole("seed", seed, 0)
+
+
+def _check_length(label: str, value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{label} must be a number in (0, inf), got {value!r}")
+
+
+def _chosen(cut: Cut) -> list[Direction]:
+    """The directions of a cut that can be made."""
+    one = isinstance(cut.directions, str | Mapping)
+    chosen: list[Any] = [cut.directions] if one else list(cut.directions)
     if not 1 <= len(chosen) <= 2:
         raise ValueError(f"one or two directions make a slice, got {len(chosen)}")
     for direction in chosen:
@@ -146,54 +219,43 @@ def _check(
             raise ValueError(
                 f"a direction is 'random', 'gradient' or a displacement by name, got {direction!r}"
             )
-    for label, value in (("reach", reach), ("radius", 1.0 if radius is None else radius)):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
-            raise ValueError(f"{label} must be a number in (0, inf), got {value!r}")
-    check_whole("points", points, 3)
-    if points % 2 == 0:
-        raise ValueError(f"points must be odd, so that one is in the middle, got {points}")
-    check_whole("probes", probes, 1)
-    check_whole("seed", seed, 0)
+    _check_length("reach", cut.reach)
+    check_whole("points", cut.points, 3)
+    if cut.points % 2 == 0:
+        raise ValueError(f"points must be odd, so that one is in the middle, got {cut.points}")
+    return chosen
 
 
-class _Cut:
-    """Where a slice goes: directions by site, and the points on it."""
+class _Line:
+    """Where a slice goes, a line or a plane: directions by site, and the points on it."""
 
     def __init__(
-        self,
-        unique: Sequence[Site],
-        sites: Mapping[str, Site],
-        chosen: Sequence[Direction],
-        reach: float,
-        points: int,
-        probes: int,
-        filters: bool,
-        radius: float | None,
-        seed: int,
+        self, unique: Sequence[Site], sites: Mapping[str, Site], cut: Cut, seed: int
     ) -> None:
-        self.sites, self.chosen, self.filters = unique, chosen, filters
-        self.probes, self.radius, self.seed = probes, radius, seed
-        half = points // 2
-        self.positions = tuple(reach * k / half for k in range(-half, half + 1))
+        self.sites, self.chosen, self.filters = unique, _chosen(cut), cut.filters
+        self.seed = seed
+        half = cut.points // 2
+        self.positions = tuple(cut.reach * k / half for k in range(-half, half + 1))
         self.given = [
             move_by_site(sites, d, "the given direction") if isinstance(d, Mapping) else {}
-            for d in chosen
+            for d in self.chosen
         ]
         self.moves: list[Move] = []
         self.lengths: list[float] = []
-        if filters and any(is_dtensor(site.param) for site in unique):
+        if cut.filters and any(is_dtensor(site.param) for site in unique):
             raise ValueError("filters=True needs whole parameters, and some are sharded")
 
-    def draws(self, batch: int) -> list[Draw]:
-        first = (1 << 59) + batch * self.probes
-        return [Draw(self.seed ^ STREAM, first + k) for k in range(self.probes)]
-
-    def aim(self, visit: Visit) -> None:
+    def aim(self, visit: Visit, gradient: Sequence[Tensor]) -> None:
         """Find the directions at the middle, where the gradient of the first batch is known."""
         count = sum(site.param.numel() for site in self.sites)
         for k, (direction, given) in enumerate(zip(self.chosen, self.given, strict=True)):
-            move = self._raw(visit, direction, given, k)
+            move: Move
+            if direction == "random":
+                move = partial(Pack.signs, draw=Draw(self.seed ^ STREAM, (1 << 58) + k))
+            elif direction == "gradient":
+                move = _divided(given_move(parts_of(visit.packs, gradient)), -1.0)
+            else:
+                move = given_move(given)
             scaled = self.filters or bool(given)
             if self.filters:
                 raw = parts_of(visit.packs, map(move, visit.packs))
@@ -206,24 +268,22 @@ class _Cut:
                 move = _divided(move, size)
             self.moves.append(move)
             self.lengths.append(size if scaled else 1.0)
-        longest = max(self.lengths) * self.positions[-1]
-        for site in self.sites:
-            site.radius = longest / 4 if self.radius is None else self.radius
 
-    def _raw(
-        self, visit: Visit, direction: Direction, given: Mapping[Site, Tensor], k: int
-    ) -> Move:
-        """Made anew whenever it is asked for, but for a gradient, which is kept."""
-        if direction == "random":
-            return partial(Pack.signs, draw=Draw(self.seed ^ STREAM, (1 << 58) + k))
-        if given:
-            return given_move(given)
-        down = (-pack.gradient().to(pack.dtype) for pack in visit.packs)
-        return given_move(parts_of(visit.packs, down))
+    @property
+    def longest(self) -> float:
+        """The root mean square at the end."""
+        return max(self.lengths) * self.positions[-1]
 
     def _name(self, k: int) -> str:
         direction = self.chosen[k]
         return direction if isinstance(direction, str) else "given"
+
+    def rises(self, visit: Visit, here: Measured, loss: LossOf) -> list[Rise]:
+        """At every point."""
+        return [
+            rise_at(visit, here, partial(self.place, visit, at), loss) if any(at) else _ZERO
+            for at in self.grid()
+        ]
 
     def grid(self) -> list[tuple[float, ...]]:
         return list(product(self.positions, repeat=len(self.chosen)))
@@ -235,7 +295,10 @@ class _Cut:
             there = there + multiple * move(pack)
         return there
 
-    def read(self, found: Sequence[Sequence[Rise]], losses: Sequence[float]) -> Slice:
+    def read(
+        self, found: Sequence[Sequence[Rise]], losses: Sequence[float], shared: int, *, alone: bool
+    ) -> Slice:
+        """The means; ``shared`` gradients were taken before, and at the points losses if alone."""
         shape = [len(self.positions)] * len(self.chosen)
 
         def grid(value: Callable[[Rise], float]) -> Tensor:
@@ -250,7 +313,7 @@ class _Cut:
             "glass": lambda r: r.first + r.glass["joint"],
             "combined": lambda r: r.first + r.predicted("joint"),
         }
-        each = 1 + 2 * self.probes + len(self.grid()) - 1
+        points = len(found) * (len(self.grid()) - 1)
         return Slice(
             directions=tuple(self._name(k) for k in range(len(self.chosen))),
             lengths=tuple(self.lengths),
@@ -261,7 +324,8 @@ class _Cut:
             predicted={name: grid(term).mean(0).tolist() for name, term in terms.items()},
             radius=self.sites[0].radius,
             batches=len(found),
-            gradients=1 + len(found) * each,
+            gradients=shared if alone else shared + points,
+            losses=points if alone else 0,
         )
 
 
