@@ -105,6 +105,44 @@ def test_the_plan_says_what_was_tried_and_what_it_took(higher, tmp_path):
     assert {plan.run(run).options["lr"] for run in plan.runs} == {rates[3]}
 
 
+@pytest.mark.parametrize(
+    ("higher", "zero", "one"),
+    [
+        (False, (1e-3, 1.0), (2e-3, 0.9)),  # the second seed's losses alone decide their mean
+        (True, (0.9, 0.1), (0.7, 0.28)),  # accuracies have no ratios
+    ],
+)
+def test_rates_are_chosen_on_the_scale_of_the_comparison(higher, zero, one, tmp_path):
+    """Losses by the mean of logarithms, accuracies by their own: each alone would choose 1."""
+    problem = f"{write_problem(tmp_path)}:problem" if higher else None
+    study = study_plan(problem, tune=3, **{**TINY, "terms": []})
+    ends = {0: zero, 1: one}
+
+    def end(method, place, seed):
+        worst = (0.0, 0.0) if higher else (2.0, 2.0)
+        return ends.get(place, worst)[TUNING_SEEDS.index(seed)], 0.1
+
+    _, plan = write_tuning(study, tmp_path, end)
+    assert plan.tuned.chosen["adam"].lr == study.final.methods["adam"].lr
+    if higher:
+        assert math.prod(one) > math.prod(zero)
+    else:
+        assert sum(one) < sum(zero)
+
+
+@pytest.mark.parametrize(("loss", "place"), [((1e-3, 1.0), 0), ((0.0, 1.0), 1)])
+def test_equal_results_are_told_apart_by_the_scale_of_their_losses(loss, place, tmp_path):
+    """By ratio where all are positive; a zero has no ratio, and the mean itself decides."""
+    study = study_plan(f"{write_problem(tmp_path)}:problem", tune=3, **{**TINY, "terms": []})
+    losses = {0: loss, 1: (2e-3, 0.9)}
+
+    def end(method, place, seed):
+        return 0.5, losses.get(place, (2.0, 2.0))[TUNING_SEEDS.index(seed)]
+
+    _, plan = write_tuning(study, tmp_path, end)
+    assert plan.tuned.chosen["adam"].lr == rate_at(study.final.methods["adam"].lr, place)
+
+
 def test_a_tuning_goes_on_with_exactly_what_is_missing(tmp_path):
     """Wherever it was left: the plans together are those of a tuning that was not."""
     study = study_plan(tune=7, **{**TINY, "terms": []})

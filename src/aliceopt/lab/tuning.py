@@ -2,7 +2,8 @@
 
 Three rates half a power of ten apart, the usual one in the middle, are tried at a first seed. While
 the lowest or the highest is best, one beyond it is tried, up to a limit. The best and its two
-neighbours are then tried at a second seed, and the best mean of both is chosen.
+neighbours are then tried at a second seed, and the best mean of both is chosen, on the scale on which
+the study compares its results.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from aliceopt.lab.records import RunRecord, read_plan
+from aliceopt.lab.results.scale import scale_of
 from aliceopt.lab.spec import Chosen, Plan, TriedRate, Tuned
 from aliceopt.lab.study import TUNING_SEEDS, Study, Tried, at_place
 
@@ -26,7 +27,7 @@ START = (-1, 0, 1)
 """Places on the grid, in halves of a power of ten from the usual rate, that are tried at once."""
 
 Rank = tuple[float, float]
-"""A result, smaller being better, and the loss for results that are equal; inf if it diverged."""
+"""Of a result and, for equal ones, of its loss: smaller is better; inf if it diverged."""
 Ends = Mapping[int, Mapping[int, Rank]]
 """How one method ended, by place and seed."""
 
@@ -127,15 +128,18 @@ def _tried(study: Study, folder: Path) -> set[Tried]:
 
 
 def _ends(study: Study, runs: Mapping[Tried, RunRecord]) -> dict[str, dict[int, dict[int, Rank]]]:
+    """Where every run stands, on the scales that the finals of all runs have, and their losses."""
+    plan = study.final
+    finals = {key: run.final for key, run in runs.items() if run.final is not None}
+    losses = {key: runs[key].evaluations[-1]["loss"] for key in finals if runs[key].evaluations}
+    losses = {key: loss for key, loss in losses.items() if loss is not None}
+    by_metric = scale_of(plan, finals.values())
+    by_loss = scale_of(replace(plan, metric="loss", better="lower"), losses.values())
     ends: dict[str, dict[int, dict[int, Rank]]] = {}
-    for (method, place, seed), run in runs.items():
-        rank = _rank(run, study.final.better)
-        ends.setdefault(method, {}).setdefault(place, {})[seed] = rank
+    for key in runs:
+        method, place, seed = key
+        ends.setdefault(method, {}).setdefault(place, {})[seed] = (
+            -by_metric.standing(finals[key]) if key in finals else math.inf,
+            -by_loss.standing(losses[key]) if key in losses else math.inf,
+        )
     return ends
-
-
-def _rank(run: RunRecord, better: str) -> Rank:
-    if run.final is None:
-        return math.inf, math.inf
-    loss: Any = run.evaluations[-1]["loss"]
-    return -run.final if better == "higher" else run.final, math.inf if loss is None else loss

@@ -40,11 +40,15 @@ class Scale:
     better: str
     ratio: bool = False
 
+    def standing(self, result: float) -> float:
+        """Where a result stands, higher being better: what differences and means are taken of."""
+        if self.ratio:
+            return -math.log(result)
+        return result if self.better == "higher" else -result
+
     def gain(self, first: float, second: float) -> float:
         """Of the first result over the second."""
-        if self.ratio:
-            return math.log(second) - math.log(first)
-        return first - second if self.better == "higher" else second - first
+        return self.standing(first) - self.standing(second)
 
     def grain(self, step: float, results: Iterable[float]) -> float:
         """What the smallest step of the metric makes of a gain, at most, among these results.
