@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.cli.folders import clear
 from aliceopt.lab.data import generate
-from aliceopt.lab.plan import EXPERIMENTS, SCALES
-from aliceopt.lab.records import read_plan, read_runs
+from aliceopt.lab.plan import EXPERIMENTS, SCALES, experiment_plan
+from aliceopt.lab.records import Journal, read_plan, read_runs, write_plan
 from aliceopt.lab.typed import to_json
 from experiment_records import write_records
 
@@ -67,7 +68,8 @@ def test_a_family_goes_on_after_one_that_cannot_finish(tmp_path):
 def test_a_family_shares_its_minutes(tmp_path, monkeypatch):
     """What is left after the first is the second's; with none left it is not begun."""
     clock = iter([0.0, 0.0, 61.0])
-    monkeypatch.setattr("aliceopt.cli.lab.time.monotonic", lambda: next(clock))
+    alone = SimpleNamespace(monotonic=lambda: next(clock))  # others look at the clock, too
+    monkeypatch.setattr("aliceopt.cli.lab.time", alone)
     few = ("--methods", "adamw", "--seeds", 1, "--set", "train.steps=2", "--minutes", 1)
     result = smoke("pays", *few, "--out", tmp_path / "all")
     assert result.exit_code == 130
@@ -253,6 +255,62 @@ def test_somebody_elses_plan_is_left_alone(tmp_path):
         assert result.exit_code == 2
         assert "is not a plan of aliceopt (kind is missing): choose another" in result.stderr
         assert path.read_text() == '{"name": "a holiday"}'
+
+
+def begun(folder):
+    """A plan in a folder of which one run has begun, without training any."""
+    plan = experiment_plan("resnet18-methods", "smoke", methods=["adam"], seeds=1, read=False)
+    write_plan(folder, plan)
+    journal = Journal(folder / "adam/seed-0/records.jsonl")
+    journal.write("start", config={"seed": 0}, run={})
+    journal.close()
+    return plan
+
+
+def test_a_plan_of_another_version_can_be_overwritten(tmp_path):
+    """Refused otherwise, with the field and the way out; runs that only it names go too."""
+    out = tmp_path / "out"
+    plan = begun(out)
+    content = to_json(plan) | {"tuned": {"seed": 1000, "rates": 3}}
+    content["runs"][0]["method"] = "old-adam"
+    (out / "adam").rename(out / "old-adam")
+    (out / "plan.json").write_text(json.dumps(content))
+    result = quick("--out", out)
+    assert result.exit_code == 2
+    assert "(tuned.seed is not known; there is seeds" in result.stderr
+    assert "--overwrite" in result.stderr
+    assert (out / "old-adam/seed-0/records.jsonl").exists()
+    clear(out, plan)
+    assert not (out / "old-adam").exists()
+    assert not (out / "plan.json").exists()
+
+
+def test_records_without_a_plan_can_be_overwritten(tmp_path):
+    """They are refused otherwise, and the refusal says that --overwrite helps."""
+    out = tmp_path / "out"
+    plan = begun(out)
+    (out / "plan.json").unlink()
+    assert "--overwrite to begin anew" in quick("--out", out).stderr
+    clear(out, plan)
+    assert not (out / "adam").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--minutes", -1), "--minutes must be a number > 0, got -1"),
+        (("--tensorboard",), "needs torch.utils.tensorboard, which is not installed"),
+    ],
+)
+def test_what_is_refused_deletes_nothing(more, said, tmp_path, monkeypatch):
+    """Not even with --overwrite: records go when nothing is left to refuse."""
+    begun(tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    result = quick("--out", tmp_path / "out", "--overwrite", *more)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert (tmp_path / "out/adam/seed-0/records.jsonl").exists()
+    assert (tmp_path / "out/plan.json").exists()
 
 
 def test_overwriting_leaves_no_empty_folders(tmp_path):

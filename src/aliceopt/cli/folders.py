@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, settings_of
 from aliceopt.lab.records import (
     RecordError,
     Records,
-    read_plan,
     read_records,
     read_runs,
     run_folder,
@@ -59,7 +60,8 @@ def check_not_both(resume: bool) -> None:
 def clear(folder: Path, new: Plan | None = None) -> None:
     """Delete the records, figures and report of the plan there and of a new one, and no more.
 
-    The new one may name runs of an even earlier plan. Runs that chose a study's rates go too.
+    The plan there may be of another version. The new one may name runs of an even earlier plan.
+    Runs that chose a study's rates go too.
     """
     _clear(folder / "tuning", None)  # also if nothing came after it
     _clear(folder, new)
@@ -67,18 +69,48 @@ def clear(folder: Path, new: Plan | None = None) -> None:
 
 
 def _clear(folder: Path, new: Plan | None) -> None:
-    try:
-        plan = read_plan(folder)
-    except RecordError:
+    there = _there(folder)
+    if there is None:
         return
-    named = [*plan.runs, *(new.runs if new is not None else ())]
-    places = list({run_folder(folder, run.method, run.seed): None for run in named})
+    named = [
+        *there.runs,
+        *((run.method, run.seed) for run in (new.runs if new is not None else ())),
+    ]
+    places = list({run_folder(folder, method, seed): None for method, seed in named})
     for place in places:
         _clear_run(place)
-    if plan.name in EXPERIMENTS:
-        _delete((folder / "figures").glob(f"{plan.name}.*"))
-    _delete([folder / "report.html", folder / "plan.json"])
+    if there.name in EXPERIMENTS:
+        _delete((folder / "figures").glob(f"{there.name}.*"))
+    if there.name is not None:
+        _delete([folder / "report.html", folder / "plan.json"])
     _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
+
+
+class _There(NamedTuple):
+    """What a plan.json names; the name is None where there is no such file."""
+
+    name: str | None
+    runs: list[tuple[str, int]]
+
+
+def _there(folder: Path) -> _There | None:
+    """Of any version of ours, also one that can no longer be carried out; None: somebody else's."""
+    path = folder / "plan.json"
+    if not path.exists():
+        return _There(None, [])
+    try:
+        plan: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    kinds = get_args(get_type_hints(Plan)["kind"])
+    if not isinstance(plan, dict) or plan.get("kind") not in kinds:
+        return None
+    if not isinstance(plan.get("runs"), list):
+        return None
+    runs = [run for run in plan["runs"] if isinstance(run, dict)]
+    named = [(run.get("method"), run.get("seed")) for run in runs]
+    fine = [(m, s) for m, s in named if isinstance(m, str) and type(s) is int]
+    return _There(str(plan.get("name")), fine)
 
 
 def clear_retuned(plan: Plan, folder: Path) -> list[str]:

@@ -149,11 +149,11 @@ def _run_one(
             preview.print_plan(plan)
             return
         plan = carry_out.with_data(plan)
-        if manner.overwrite:
-            check_not_both(manner.resume)
-            clear(folder, plan)
         trainer = stack.enter_context(carry_out.launched(*by_whom))
         how = carry_out.How(trainer, manner.resume, manner.tensorboard, minutes)
+        if manner.overwrite:  # last, when nothing is left that could be refused
+            check_not_both(manner.resume)
+            clear(folder, plan)
         records, finished = carry_out.carry_out(plan, folder, how)
         if finished or any(run.status != "missing" for run in records.runs):
             carry_out.print_experiment(records)

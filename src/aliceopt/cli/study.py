@@ -82,12 +82,12 @@ def study(
             paces = plan.final.paces or carry_out.paces(plan, here, workers)
             preview.print_study(plan, paces)
             return
-        if overwrite:
+        trainer = stack.enter_context(carry_out.launched(*by_whom))
+        how = carry_out.How(trainer, resume, tensorboard)
+        if overwrite:  # last, when nothing is left that could be refused
             check_not_both(resume)
             clear(folder, plan.final)
         refuse_fewer(plan.final, folder)  # before rates are tuned for less
-        trainer = stack.enter_context(carry_out.launched(*by_whom))
-        how = carry_out.How(trainer, resume, tensorboard)
         rounds = itertools.count()  # each but the first goes on from the last
 
         def carried_out(tuning: Plan) -> list[RunRecord]:

@@ -139,21 +139,23 @@ def lasting(
 
 @dataclass(frozen=True)
 class How:
-    """How a plan is to be carried out, as the command line says it."""
+    """How a plan is to be carried out, as the command line says it; what cannot be is refused."""
 
     launcher: Launcher
     resume: bool = False
     tensorboard: bool = False
     minutes: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.minutes is not None:
+            checked(Positive, self.minutes, "--minutes")
+        if self.tensorboard:
+            importlib.import_module("torch.utils.tensorboard")
+
 
 def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> tuple[Records, bool]:
     """Run what is left of a plan, showing how it goes; False if it was interrupted."""
-    deadline = None
-    if how.minutes is not None:
-        deadline = time.time() + 60 * checked(Positive, how.minutes, "--minutes")
-    if how.tensorboard:
-        importlib.import_module("torch.utils.tensorboard")  # if missing, told before any run
+    deadline = None if how.minutes is None else time.time() + 60 * how.minutes
     plan = replace(plan, command=command())
     left = outstanding(plan, folder, resume=how.resume)
     console = stdout_console()

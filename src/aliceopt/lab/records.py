@@ -195,7 +195,8 @@ def read_plan(folder: Path) -> Plan:
         plan = from_json(Plan, content)
     except FieldError as error:
         raise RecordError(
-            f"{str(path)!r} is not a plan of aliceopt ({error}): choose another folder"
+            f"{str(path)!r} is not a plan of aliceopt ({error}): choose another folder, or "
+            "--overwrite if it is one of another version"
         ) from error
     # Labels stand in tables and figures, whoever wrote them.
     named = {key: replace(m, label=plain(m.label)) for key, m in plan.methods.items()}

@@ -2,8 +2,8 @@
 
 Three rates half a power of ten apart, the usual one in the middle, are tried at a first seed. While
 the lowest or the highest is best, one beyond it is tried, up to a limit. The best and its two
-neighbours are then tried at a second seed, and the best mean of both is chosen, on the scale on which
-the study compares its results.
+neighbours are then tried at a second seed, and the best mean of both is chosen, on the scale on
+which the study compares its results.
 """
 
 from __future__ import annotations
