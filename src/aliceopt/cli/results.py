@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from aliceopt.cli.refusal import needs_lab, refuse, say
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="results",
@@ -41,8 +38,9 @@ def add_(
     """Merge the runs that have ended into TO/EXPERIMENT.jsonl, one line a run.
 
     Results of aliceopt compress go into TO/compress-PROBLEM.jsonl, one line each.
-    Checkpoints stay where they are. A run that is kept already is left alone;
-    one that is kept with other numbers is refused.
+    Checkpoints stay where they are. A run that is kept already is left alone,
+    also if it was made again with the same results; one that is kept with other
+    numbers is refused.
     """
     from aliceopt.lab import carry_out
     from aliceopt.lab.compression_records import read_folder
@@ -60,6 +58,11 @@ def add_(
             said += [f"{done.replaced} replaced"] if done.replaced else []
             said += [f"{done.same} there already"] if done.same else []
             say(f"{done.path}: {', '.join(said)}")
+            if done.again:
+                say(
+                    f"made again with the same results, so left as kept: {done.again} "
+                    "(--overwrite takes the new dates and seconds)"
+                )
         if left:
             say(f"not ended, so not kept: {', '.join(left)}")
         if not lines:

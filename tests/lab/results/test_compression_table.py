@@ -33,3 +33,7 @@ def test_seconds_are_averaged_over_results_that_have_any():
     seconds = {row[0]: row[-2] for row in compression_rows([*timed, *untimed], "loss")}
     assert seconds["h over a radius: h w\u00b2"] == "3.0 s"
     assert seconds["magnitude"] == "\u2013"
+    (head, *_), others = compression_rows(untimed, "loss"), compression_rows(timed, "loss")
+    assert head == ["criterion", "\u221250%", "gradients", "seeds"]  # no column of dashes
+    assert others[0] == ["criterion", "\u221250%", "gradients", "seconds", "seeds"]
+    assert all(len(row) == 4 for row in compression_rows(untimed, "loss"))

@@ -126,6 +126,28 @@ def test_a_run_with_other_numbers_is_refused_unless_it_may_replace(tmp_path):
     assert [line.final for line in read_kept(kept / f"{NAME}.jsonl")] == [92.5, 93.0]
 
 
+def test_a_rerun_with_the_same_results_is_the_same_run(tmp_path):
+    """Made at another time: left as kept, with a sentence; --overwrite takes its date."""
+    kept = tmp_path / "kept"
+    path = kept / f"{NAME}.jsonl"
+    results("add", write_run(tmp_path / "runs"), "--to", kept)
+    before = json.loads(path.read_text())
+    later = {**before, "date": "2031-02-03T04:05:06", "seconds": 9.5, "versions": {"torch": "9"}}
+    later["curve"] = {**before["curve"], "seconds": [4.5, 9.5]}
+    (tmp_path / "later.jsonl").write_text(json.dumps(later) + "\n")
+    result = results("add", tmp_path / "later.jsonl", "--to", kept)
+    assert result.exit_code == 0, result.stderr
+    assert "made again with the same results, so left as kept: 1" in result.output
+    assert json.loads(path.read_text()) == before
+    worse = {**later, "curve": {**later["curve"], "loss": [9.0, 9.0]}}
+    (tmp_path / "later.jsonl").write_text(json.dumps(worse) + "\n")
+    assert results("add", tmp_path / "later.jsonl", "--to", kept).exit_code == 2
+    (tmp_path / "later.jsonl").write_text(json.dumps(later) + "\n")
+    result = results("add", tmp_path / "later.jsonl", "--to", kept, "--overwrite")
+    assert "0 runs added, 1 replaced" in result.output
+    assert json.loads(path.read_text()) == later
+
+
 def test_another_precision_is_another_run(tmp_path):
     """Both are kept, and stand in rows of their own."""
     kept = tmp_path / "kept"

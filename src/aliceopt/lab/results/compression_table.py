@@ -112,12 +112,16 @@ def loss_at(results: Sequence[Result], criterion: str, sparsity: float) -> float
 def compression_rows(
     results: Sequence[Result], metric: str, best: Callable[[str], str] = str
 ) -> Rows:
-    """Loss and metric by criterion and sparsity, means over seeds; ``best`` marks the lowest."""
+    """Loss and metric by criterion and sparsity, means over seeds; ``best`` marks the lowest.
+
+    With a column of seconds where any are known.
+    """
     shares, names = sparsities(results), criteria(results)
-    head = [f"\u2212{100 * share:g}%" for share in shares]
-    rows = [["criterion", *head, "gradients", "seconds", "seeds"]]
+    known = any(r.seconds is not None for r in results if r.criterion != "none")
+    costs = ["gradients", "seconds", "seeds"] if known else ["gradients", "seeds"]
+    rows = [["criterion", *(f"\u2212{100 * share:g}%" for share in shares), *costs]]
     whole = _cell(at(results, "none", 0.0).values(), metric)
-    rows.append(["none removed", *[whole] * len(shares), "", "", ""])
+    rows.append(["none removed", *[whole] * len(shares), *[""] * len(costs)])
     lowest = {s: min(names, key=lambda name: loss_at(results, name, s)) for s in shares}
     for name in names:
         cells = []
@@ -126,11 +130,12 @@ def compression_rows(
             cells.append(best(cell) if lowest[share] == name else cell)
         mine = [r for r in results if r.criterion == name]
         timed = [r.seconds for r in mine if r.seconds is not None]
-        costs = (
-            f"{fmean(r.gradients for r in mine):.0f}",
-            show_seconds(fmean(timed)) if timed else NOTHING,
-        )
-        rows.append([row_of(name).label, *cells, *costs, str(len({r.seed for r in mine}))])
+        told = {
+            "gradients": f"{fmean(r.gradients for r in mine):.0f}",
+            "seconds": show_seconds(fmean(timed)) if timed else NOTHING,
+            "seeds": str(len({r.seed for r in mine})),
+        }
+        rows.append([row_of(name).label, *cells, *(told[cost] for cost in costs)])
     return rows
 
 

@@ -94,12 +94,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Added:
-    """What `add` did, by counts of runs."""
+    """What `add` did, by counts of runs; ``again`` were made again and came out the same."""
 
     path: Path
     new: int
     replaced: int
     same: int
+    again: int
 
 
 def kept_line(plan: Plan, run: RunRecord) -> Kept:
@@ -193,8 +194,9 @@ def gather(source: Path) -> tuple[list[Kept], list[str]]:
 def add(lines: Sequence[Kept], folder: Path, *, overwrite: bool = False) -> list[Added]:
     """Merge lines into the files of a folder; one result for every experiment.
 
-    A run that is there already stays as it is. If it is there with other numbers, nothing at all
-    is written, unless ``overwrite`` lets the new ones take its place.
+    A run that is there already stays as it is, also if it was made again and came out the same. If
+    it is there with other numbers, nothing at all is written. With ``overwrite`` new ones take its
+    place, other seconds too.
     """
     files = []
     for name in dict.fromkeys(line.experiment for line in lines):
@@ -215,20 +217,33 @@ def merged(
 ) -> tuple[list[Line], Added]:
     """Lines and new ones, by their ids, and what was done; ``end`` says how one came out."""
     known = {line["id"]: line for line in there}
-    new = replaced = same = 0
+    new = replaced = same = again = 0
     for line in mine:
         old = known.get(line["id"])
         if old == line:
             same += 1
             continue
         if old is not None and not overwrite:
+            if _outcome(old) == _outcome(line):
+                again += 1
+                continue
             raise RecordError(
                 f"{str(path)!r} has {line['id']} of {old['date']} with {end(old)}, and this one "
                 f"of {line['date']} ended with {end(line)}: --overwrite puts it in its place"
             )
         new, replaced = new + (old is None), replaced + (old is not None)
         known[line["id"]] = line
-    return list(known.values()), Added(path, new, replaced, same)
+    return list(known.values()), Added(path, new, replaced, same, again)
+
+
+_AROUND = ("date", "seconds", "versions", "label", "config")
+"""What may differ between two runs with the same id and the same results."""
+
+
+def _outcome(line: Line) -> Line:
+    """What came out, whenever it was made, with what and how fast."""
+    curve = {k: v for k, v in line.get("curve", {}).items() if k != "seconds"}
+    return {k: v for k, v in line.items() if k not in _AROUND} | {"curve": curve}
 
 
 def _end(line: Line) -> str:
