@@ -143,8 +143,8 @@ Baselines = Annotated[
     str | None,
     typer.Option(
         help="By commas, of alice (its defaults), alice-plain (no look-ahead), alice-curvature, "
-        "adam, adamw, nadamw, sgd-m, nesterov, adahessian, schedule-free, muon; default all; '' "
-        "for none."
+        "adam, adamw, nadamw, sgd-m, nesterov, adahessian, schedule-free, muon; default all but "
+        "alice-plain, which is AdamW; '' for none."
     ),
 ]
 StudySeeds = Annotated[

@@ -105,6 +105,25 @@ def test_what_look_ahead_and_curvature_are_worth_is_said_below_the_decision() ->
     assert f"{finding.decision} {finding.worth} # use this" in printed
 
 
+@pytest.mark.parametrize(
+    ("changes", "second"),
+    [({}, "adamw"), ({"weight_decay": 0.1}, None), ({"amsgrad": True}, None)],
+)
+def test_adamw_is_alice_without_look_ahead(changes: dict[str, Any], second: str | None) -> None:
+    """Where no other is: what the look-ahead is worth is said against it, by name."""
+    plan = own_plan(4)
+    methods = {key: m for key, m in plan.methods.items() if key != "alice-plain"}
+    adamw = methods["adamw"]
+    methods["adamw"] = replace(adamw, options={**adamw.options, **changes})
+    runs = [run for run in plan.runs if run.method in methods]
+    plan = replace(plan, methods=methods, runs=runs)
+    finding = found(plan, invented_results(plan, base=1.0, noise=0.05))
+    ahead = [(c.first, c.second) for c in finding.comparisons if c.question == "ahead"]
+    assert ahead == ([] if second is None else [("alice", second)])
+    said = "Look-ahead (against AdamW, Alice without it): "
+    assert finding.worth.startswith(said if second else "Curvature (glass+abs): ")
+
+
 def test_two_tests_of_alices_parts_are_corrected_by_themselves() -> None:
     """By two, whatever else is compared; at equal seconds no seconds are told."""
     plan = replace(own_plan(4), paces={"alice": 0.1})

@@ -94,11 +94,13 @@ def _nothing(summary: Summary) -> str:
 
 def _worth(plan: Plan, summary: Summary, c: Comparison) -> str:
     """``Look-ahead: 12% lower in loss (95% interval 3% to 20%), at the same seconds.``"""
-    terms = f" ({plan.methods[c.first].terms})" if c.question == "curvature" else ""
+    about = f" ({plan.methods[c.first].terms})" if c.question == "curvature" else ""
+    if plan.methods[c.second].family == "baseline":
+        about = f" (against {plan.methods[c.second].label}, Alice without it)"
     rates = _at_rates(plan, c) if c.verdict in ("better", "worse") else ""
     cost = times_the_seconds(summary[c.first], summary[c.second])
     price = "" if plan.paces else f", at {cost}"  # equal seconds by plan
-    return f"{_PARTS[c.question]}{terms}: {difference(c, summary)}{rates}{price}."
+    return f"{_PARTS[c.question]}{about}: {difference(c, summary)}{rates}{price}."
 
 
 def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
