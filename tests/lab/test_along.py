@@ -201,6 +201,6 @@ def test_a_trained_network_cannot_be_looked_at_while_it_trains(source: str, tmp_
 
 def test_moments_are_a_start_an_end_and_what_is_between() -> None:
     """However rare or dense: each step at most once."""
-    assert moments(8, 4, 0.01) == list(range(9))
+    assert moments(8, 4, 0.01) == moments(8, 4, 1e-12) == list(range(9))
     assert moments(8, 4, 3) == [0, 8]
     assert moments(9, 4, 1) == [0, 4, 8, 9]

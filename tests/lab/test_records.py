@@ -55,7 +55,7 @@ def test_a_folder_without_a_plan_is_named(tmp_path):
     with pytest.raises(RecordError, match=r"no records in .*nowhere"):
         read_plan(tmp_path / "nowhere")
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(RecordError, match=r"plan\.json' is not JSON"):
+    with pytest.raises(RecordError, match=r"plan\.json' is not JSON .*: delete it, or"):
         read_plan(tmp_path)
     whole = to_json(PLAN)
     for other, said in (
@@ -67,6 +67,7 @@ def test_a_folder_without_a_plan_is_named(tmp_path):
         ({**whole, "methods": {}}, "runs has the method 'adam', which methods has not"),
         ({**whole, "runs": [{"method": "adam"}]}, r"runs\[0\]\.seed is missing"),
         ({**whole, "tuned": True}, "tuned must be "),
+        ({**whole, "paces": {"adam": 0}}, r"paces\.adam must be a number > 0, got 0"),
     ):
         (tmp_path / "plan.json").write_text(json.dumps(other))
         wanted = rf"plan\.json' is not a plan of aliceopt \({said}"

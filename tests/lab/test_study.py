@@ -285,6 +285,7 @@ def test_rates_follow_what_bounds_the_steps():
         ({"quick_steps": -1, "budget": "gradients"}, "--quick-steps must be .* got -1"),
         ({"lr": -0.1}, "--lr must be a number > 0, got -0.1"),
         ({"lr": float("nan")}, "--lr must be a number > 0, got nan"),
+        ({"target": float("inf")}, "--target must be a number that is finite, got inf"),
         ({"precision": "fp8"}, "--precision must be one of float32, tf32, bf16; got 'fp8'"),
         ({"problem": "nothing"}, "--problem must be .* got 'nothing'$"),
         ({"problem": "x.py"}, "--problem must be .* got 'x.py'; perhaps x.py:problem"),

@@ -33,8 +33,9 @@ def moments(steps: int, batches: int, every: float) -> list[int]:
     >>> moments(10, 4, 1), moments(10, 4, 0.5), moments(10, 4, 100)
     ([0, 4, 8, 10], [0, 2, 4, 6, 8, 10], [0, 10])
     """
-    count = math.ceil(steps / (every * batches))
-    return sorted({min(steps, round(k * every * batches)) for k in range(count)} | {steps})
+    stride = max(1.0, every * batches)
+    count = math.ceil(steps / stride)
+    return sorted({min(steps, round(k * stride)) for k in range(count)} | {steps})
 
 
 class Along:

@@ -190,7 +190,9 @@ def read_plan(folder: Path) -> Plan:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RecordError(f"{str(path)!r} is not JSON: {error}") from error
+        raise RecordError(
+            f"{str(path)!r} is not JSON ({error}): delete it, or choose another folder"
+        ) from error
     try:
         plan = from_json(Plan, content)
     except FieldError as error:

@@ -305,7 +305,7 @@ class Plan:
     budget: str = "steps"
     target: float | None = None
     tuned: Tuned | Literal[False] = False
-    paces: dict[str, float] | None = None
+    paces: dict[str, Positive] | None = None
     command: str = ""
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from aliceopt.lab.spec import (
     UserProblem,
     checked_precision,
 )
-from aliceopt.lab.typed import Positive, Rule, checked, whole
+from aliceopt.lab.typed import Finite, Positive, Rule, checked, whole
 
 __all__ = [
     "BASELINES",
@@ -168,6 +168,7 @@ def study_plan(
         ("--epochs", epochs, Positive),
         ("--lr", lr, Positive),
         ("--quick-steps", quick_steps, whole(0)),
+        ("--target", target, Finite),
     ):
         if value is not None:
             checked(kind, value, flag)

@@ -23,6 +23,7 @@ __all__ = [
     "UNLESS_NONE",
     "Count",
     "FieldError",
+    "Finite",
     "Positive",
     "Rule",
     "check",
@@ -57,6 +58,7 @@ class Rule(NamedTuple):
 
 
 Count = Annotated[int, Rule(">= 1", lambda value: value >= 1)]
+Finite = Annotated[float, Rule("that is finite", math.isfinite)]
 Positive = Annotated[float, Rule("> 0", lambda value: 0 < value < math.inf)]
 
 
