@@ -322,7 +322,13 @@ def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
         (["--precision", "half"], "--precision must be one of float32, float64, tf32, bf16"),
         (["--seed", "-1"], "--seed must be a whole number >= 0, got -1"),
         (["--train-twin"], "--train-twin needs --twin"),
-        (["--twin", "tanh"], "got 'tanh'"),
+        (["--twin", "tanh"], "--twin must be one of relu, gelu, silu, relu2, leaky; got 'tanh'"),
+        (["--batch-size", "0"], "--batch-size must be a whole number >= 1, got 0"),
+        (["--radius", "0"], "--radius must be a number > 0, got 0"),
+        (["--radius", "nan"], "--radius must be a number > 0, got nan"),
+        (["--blocks", "("], "--blocks is no regular expression, got '('"),
+        (["--blocks", "0"], "--blocks must be a whole number >= 1, got 0"),
+        (["--method", "sgd-m"], "--method is for experiments; what a study has is trained by"),
         (["--batch-size", "1000"], "from 1 to 256, the training examples there are; got 1000"),
         (["--device", "tpu"], "--device must be auto, cpu, cuda or cuda:N"),
     ],
@@ -338,6 +344,14 @@ def test_bad_input_is_one_sentence(
     assert result.exit_code == 2
     assert message in result.output
     assert (out / "landscape.jsonl").read_bytes() == before
+
+
+def test_a_network_has_one_set_of_weights(tmp_path: Path) -> None:
+    """A checkpoint as the source and another beside it: neither is chosen silently."""
+    words = ["landscape", "one.pt", "--checkpoint", "two.pt", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
+    assert result.exit_code == 2
+    assert "two checkpoints: 'one.pt' and --checkpoint two.pt" in result.stderr
 
 
 def test_other_weights_are_checked_first(source: str, seen: tuple[Path, str], tmp_path: Path):

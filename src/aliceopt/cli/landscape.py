@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from aliceopt.cli import options
 from aliceopt.cli.refusal import needs_lab, refuse, say
@@ -23,92 +22,25 @@ if TYPE_CHECKING:
 
 
 def landscape(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROBLEM|CHECKPOINT",
-            help="An experiment (aliceopt list), or file.py:function as for aliceopt study, which "
-            "is trained first; or the checkpoint.pt of a run. By default a small convnet on "
-            "digits.",
-        ),
-    ] = None,
-    preset: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
-    batch_size: Annotated[
-        int | None, typer.Option(help="Examples a batch; the default is the problem's.")
-    ] = None,
-    blocks: Annotated[
-        str | None,
-        typer.Option(
-            help="How many parts of a parameter's name make a block, like 2; or a regular "
-            "expression, whose first group is the block's name. The default are the model's own."
-        ),
-    ] = None,
-    twin: Annotated[
-        str | None,
-        typer.Option(
-            help="Also measure the network with this activation in the place of its own: gelu, "
-            "silu, relu2, leaky or relu."
-        ),
-    ] = None,
-    train_twin: Annotated[
-        bool,
-        typer.Option(
-            "--train-twin", help="Also train a twin from the same start, and measure that as well."
-        ),
-    ] = False,
-    batches: Annotated[
-        str, typer.Option(help="Kinds of batches: both, training or held-out.")
-    ] = "both",
-    radius: Annotated[
-        float | None,
-        typer.Option(
-            help="The smallest radius; by default as small as rounding and kinks allow, which is "
-            "looked for first."
-        ),
-    ] = None,
-    every: Annotated[
-        float | None,
-        typer.Option(
-            metavar="EPOCHS",
-            help="Also measure exponents while the network trains: before its first step, every "
-            "so many epochs (0.5: twice in each), and at the end.",
-        ),
-    ] = None,
-    between: Annotated[
-        Path | None,
-        typer.Option(help="Another checkpoint of the same model: also cut a slice to its weights."),
-    ] = None,
-    coordinates: Annotated[
-        bool,
-        typer.Option(
-            "--coordinates", help="Also write the curvature of every coordinate, which is large."
-        ),
-    ] = False,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact", help="Compare with the exact Hessian; for models of up to 20,000 parameters."
-        ),
-    ] = False,
-    evaluating: Annotated[
-        bool, typer.Option("--eval", help="Measure in evaluation mode, not in training mode.")
-    ] = False,
-    method: Annotated[
-        str, typer.Option(help="Which of an experiment's methods trains the network.")
-    ] = "adamw",
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Weights instead of training: a state dict.")
-    ] = None,
+    source: options.Measured = None,
+    preset: options.Preset = "standard",
+    batch_size: options.BatchSize = None,
+    blocks: options.Blocks = None,
+    twin: options.Twin = None,
+    train_twin: options.TrainTwin = False,
+    batches: options.Batches = "both",
+    radius: options.Radius = None,
+    every: options.Every = None,
+    between: options.Between = None,
+    coordinates: options.Coordinates = False,
+    exact: options.Exact = False,
+    evaluating: options.Evaluating = False,
+    method: options.TrainedBy = "adamw",
+    checkpoint: options.Weights = None,
     scale: options.Scale = "lab",
     data: options.Data = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="Of the measurement: float32, float64 (smaller radii), tf32 or bf16. Training "
-            "has its own."
-        ),
-    ] = "float32",
-    seed: Annotated[int, typer.Option(help="Of the network, the batches and the directions.")] = 0,
+    precision: options.MeasuredIn = "float32",
+    seed: options.Seed = 0,
     out: options.Out = None,
     device: options.Device = "auto",
 ) -> None:
@@ -123,13 +55,20 @@ def landscape(
     from aliceopt.lab import carry_out
     from aliceopt.lab.lock import locked
     from aliceopt.lab.network import checkpoint_run, weights_of
+    from aliceopt.lab.presets import PARTS, PRESETS, Asked
     from aliceopt.lab.terminal import stdout_console
 
     folder = Path("runs") / f"landscape-{_name(source)}" if out is None else out
     with carry_out.told(refuse, needs_lab), locked(folder):
-        asked = replace(
-            _asked(preset, batch_size, blocks, batches, precision),
-            seed=_whole("--seed", seed),
+        _check(preset, batch_size, blocks, batches, precision, radius, seed)
+        _check_twin(twin, train_twin)
+        asked = Asked(
+            preset=PRESETS[preset],
+            batch_size=batch_size,
+            blocks=int(blocks) if blocks is not None and blocks.isdecimal() else blocks,
+            precision=precision,
+            seed=seed,
+            parts=PARTS if batches == "both" else (batches,),
             evaluating=evaluating,
             radius=radius,
             coordinates=coordinates,
@@ -138,6 +77,8 @@ def landscape(
         )
         place = torch.device(carry_out.devices(device)[0])
         if source is not None and source.endswith(".pt"):
+            if checkpoint is not None:
+                raise ValueError(f"two checkpoints: {source!r} and --checkpoint {checkpoint}")
             checkpoint = Path(source)
             run = checkpoint_run(checkpoint)
         else:
@@ -163,16 +104,18 @@ def _name(source: str | None) -> str:
     return (source.rpartition(":")[0].rpartition("/")[2] or source).removesuffix(".py")
 
 
-def _whole(name: str, value: int) -> int:
-    if value < 0:
-        raise ValueError(f"{name} must be a whole number >= 0, got {value}")
-    return value
-
-
-def _asked(
-    preset: str, batch_size: int | None, blocks: str | None, batches: str, precision: str
-) -> Asked:
-    from aliceopt.lab.presets import PARTS, PRECISIONS, PRESETS, Asked
+def _check(
+    preset: str,
+    batch_size: int | None,
+    blocks: str | None,
+    batches: str,
+    precision: str,
+    radius: float | None,
+    seed: int,
+) -> None:
+    """Refuse what cannot be measured, before a network is trained for it."""
+    from aliceopt.lab.presets import PARTS, PRECISIONS, PRESETS
+    from aliceopt.lab.typed import Count, Positive, checked, whole
 
     if preset not in PRESETS:
         raise ValueError(f"--preset must be one of {', '.join(PRESETS)}; got {preset!r}")
@@ -180,9 +123,24 @@ def _asked(
         raise ValueError(f"--batches must be both, {' or '.join(PARTS)}; got {batches!r}")
     if precision not in PRECISIONS:
         raise ValueError(f"--precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
-    depth = int(blocks) if blocks is not None and blocks.isdecimal() else blocks
-    parts = PARTS if batches == "both" else (batches,)
-    return Asked(PRESETS[preset], batch_size, depth, precision, parts=parts)
+    checked(Count | None, batch_size, "--batch-size")
+    checked(Positive | None, radius, "--radius")
+    checked(whole(0), seed, "--seed")
+    try:
+        re.compile(blocks or "")
+    except re.error as error:
+        raise ValueError(f"--blocks is no regular expression, got {blocks!r}: {error}") from None
+    if blocks is not None and blocks.isdecimal():
+        checked(Count, int(blocks), "--blocks")
+
+
+def _check_twin(twin: str | None, train_twin: bool) -> None:
+    from aliceopt.landscape.twins import ACTIVATIONS
+
+    if train_twin and twin is None:
+        raise ValueError("--train-twin needs --twin, the activation to train with")
+    if twin is not None and twin not in ACTIVATIONS:
+        raise ValueError(f"--twin must be one of {', '.join(ACTIVATIONS)}; got {twin!r}")
 
 
 def _run(
@@ -240,8 +198,6 @@ def _networks(
     from aliceopt.lab.network import network_of
     from aliceopt.landscape.twins import check_swapped
 
-    if train_twin and twin is None:
-        raise ValueError("--train-twin needs --twin, the activation to train with")
     networks = {"as trained": network_of(run, folder, place, checkpoint, watch=along)}
     if twin is not None:
         swapped = network_of(run, folder, place, checkpoint, twin)

@@ -1,4 +1,4 @@
-"""Options of ``run``, ``study``, ``table`` and ``figure``: each is said once, whoever takes it."""
+"""Options of the commands that train, measure and draw: each is said once, whoever takes it."""
 
 from __future__ import annotations
 
@@ -177,6 +177,89 @@ Budget = Annotated[
 Goal = Annotated[
     float | None, typer.Option(help="Metric to reach; the default is computed and stated.")
 ]
+
+# ---- of a landscape ----------------------------------------------------------------------------
+
+Measured = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROBLEM|CHECKPOINT",
+        help="An experiment (aliceopt list), or file.py:function as for aliceopt study, which "
+        "is trained first; or the checkpoint.pt of a run. By default a small convnet on "
+        "digits.",
+    ),
+]
+Preset = Annotated[str, typer.Option(help="quick, standard or thorough.")]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Examples a batch; the default is the problem's.")
+]
+Blocks = Annotated[
+    str | None,
+    typer.Option(
+        help="How many parts of a parameter's name make a block, like 2; or a regular "
+        "expression, whose first group is the block's name. The default are the model's own."
+    ),
+]
+Twin = Annotated[
+    str | None,
+    typer.Option(
+        help="Also measure the network with this activation in the place of its own: gelu, "
+        "silu, relu2, leaky or relu."
+    ),
+]
+TrainTwin = Annotated[
+    bool,
+    typer.Option(
+        "--train-twin", help="Also train a twin from the same start, and measure that as well."
+    ),
+]
+Batches = Annotated[str, typer.Option(help="Kinds of batches: both, training or held-out.")]
+Radius = Annotated[
+    float | None,
+    typer.Option(
+        help="The smallest radius; by default as small as rounding and kinks allow, which is "
+        "looked for first."
+    ),
+]
+Every = Annotated[
+    float | None,
+    typer.Option(
+        metavar="EPOCHS",
+        help="Also measure exponents while the network trains: before its first step, every "
+        "so many epochs (0.5: twice in each), and at the end.",
+    ),
+]
+Between = Annotated[
+    Path | None,
+    typer.Option(help="Another checkpoint of the same model: also cut a slice to its weights."),
+]
+Coordinates = Annotated[
+    bool,
+    typer.Option(
+        "--coordinates", help="Also write the curvature of every coordinate, which is large."
+    ),
+]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact", help="Compare with the exact Hessian; for models of up to 20,000 parameters."
+    ),
+]
+Evaluating = Annotated[
+    bool, typer.Option("--eval", help="Measure in evaluation mode, not in training mode.")
+]
+TrainedBy = Annotated[
+    str, typer.Option(help="Which of an experiment's methods trains the network.")
+]
+Weights = Annotated[Path | None, typer.Option(help="Weights instead of training: a state dict.")]
+MeasuredIn = Annotated[
+    str,
+    typer.Option(
+        help="Of the measurement: float32, float64 (smaller radii), tf32 or bf16. Training "
+        "has its own."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Of the network, the batches and the directions.")]
 
 # ---- of a new problem --------------------------------------------------------------------------
 

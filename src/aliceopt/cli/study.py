@@ -15,8 +15,9 @@ from aliceopt.cli.refusal import needs_lab, refuse, say
 
 if TYPE_CHECKING:
     from aliceopt.lab.carry_out import How
-    from aliceopt.lab.records import RunRecord
+    from aliceopt.lab.records import Records, RunRecord
     from aliceopt.lab.spec import Plan
+    from aliceopt.lab.study import Study
 
 
 def study(
@@ -50,9 +51,7 @@ def study(
     """
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.pool import refuse_fewer
     from aliceopt.lab.study import seconds_of, study_folder, study_plan
-    from aliceopt.lab.tuning import tuned
 
     folder = study_folder(problem) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
@@ -87,19 +86,28 @@ def study(
         if overwrite:  # last, when nothing is left that could be refused
             check_not_both(resume)
             clear(folder, plan.final)
-        refuse_fewer(plan.final, folder)  # before rates are tuned for less
-        rounds = itertools.count()  # each but the first goes on from the last
-
-        def carried_out(tuning: Plan) -> list[RunRecord]:
-            once_more = resume or next(rounds) > 0
-            return _tune(tuning, folder / "tuning", replace(how, resume=once_more))
-
-        final = tuned(plan, folder, carried_out)
-        if resume and plan.most > 1:
-            _say_anew(clear_retuned(final, folder))
-        records, finished = carry_out.carry_out(final, folder, how)
+        records, finished = _carry_out(plan, folder, how)
         carry_out.print_study(records)
     end(records, finished)
+
+
+def _carry_out(plan: Study, folder: Path, how: How) -> tuple[Records, bool]:
+    """Tune the rates, then train with them; what the folder has is gone on with, if it may be."""
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.pool import refuse_fewer
+    from aliceopt.lab.tuning import tuned
+
+    refuse_fewer(plan.final, folder)  # before rates are tuned for less
+    rounds = itertools.count()  # each but the first goes on from the last
+
+    def tune(tuning: Plan) -> list[RunRecord]:
+        once_more = how.resume or next(rounds) > 0
+        return _tune(tuning, folder / "tuning", replace(how, resume=once_more))
+
+    final = tuned(plan, folder, tune)
+    if how.resume and plan.most > 1:
+        _say_anew(clear_retuned(final, folder))
+    return carry_out.carry_out(final, folder, how)
 
 
 def _tune(plan: Plan, folder: Path, how: How) -> list[RunRecord]:

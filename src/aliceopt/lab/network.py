@@ -123,6 +123,10 @@ def problem_run(
         )
         run = plan.run(plan.runs[0])
         return replace(run, training=replace(run.training, keep_checkpoint=True))
+    if method != "adamw":
+        raise PlanError(
+            f"--method is for experiments; what a study has is trained by adamw, got {method!r}"
+        )
     return _studied_run(source, seed, precision, epochs)
 
 
