@@ -298,6 +298,21 @@ def test_a_loss_that_is_no_number_does_not_lose_the_records(
     assert record["validation_loss"] is record["metric"] is None
 
 
+@pytest.mark.parametrize("share", [0.0, math.nan])
+def test_a_step_that_goes_nowhere_makes_no_slice(
+    share: float, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer at rest, or one whose gradient overflows: all else is measured and written."""
+    nowhere = lambda n: {k: share * p.detach() for k, p in n.model.named_parameters()}  # noqa: E731
+    monkeypatch.setattr("aliceopt.lab.landscapes.last_step", nowhere)
+    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
+    result = landscape(source, "--out", tmp_path, "--preset", "quick", "--batches", "training")
+    assert result.exit_code == 0, result.output
+    (record,) = map(json.loads, (tmp_path / "landscape.jsonl").read_text().splitlines())
+    lines = [one["directions"] for one in record["slices"] if len(one["directions"]) == 1]
+    assert lines == [["gradient"], ["random"]]
+
+
 def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
     """Types, shapes and values come back; an empty one and a single number as well."""
     safetensors = pytest.importorskip("safetensors.torch")

@@ -350,3 +350,25 @@ def test_radii_may_be_an_array() -> None:
     model, closure = quadratic()
     found = ladder(model, closure, torch.tensor([0.01, 0.1], dtype=torch.float64))
     assert found.radii == (0.01, 0.1)
+
+
+def test_any_set_of_parameters_can_be_read_afterwards() -> None:
+    """All of them are the total, one is its block, and tied names count once."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.Linear(2, 3)).double()
+    model[3].weight = model[0].weight
+    inputs = torch.randn(5, 2, generator=generator(0), dtype=torch.float64)
+
+    def closure() -> None:
+        model(inputs).square().sum().backward()
+
+    found = ladder(model, closure, 0.01, count=3, blocks=2)
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    assert "3.weight" in names
+    assert found.of(names).variation == found.total.variation
+    for name in names:
+        assert found.of([name]).variation == found.blocks[name].variation
+    assert found.of(["0.weight", "3.weight"]).variation == found.of(["0.weight"]).variation
+    with pytest.raises(ValueError, match="'nothing' was not measured"):
+        found.of(["nothing"])
+    with pytest.raises(ValueError, match="no parameter was named"):
+        found.of([])

@@ -243,7 +243,8 @@ class Instruments:
 
         together = {name: Cut(name, reach, preset.points) for name in ("gradient", "random")}
         for name, move in self.moves.items():
-            together[name] = Cut(move, reach / _size(move), preset.points)
+            if 0 < (size := _size(move)) < math.inf:  # else there is no way to go
+                together[name] = Cut(move, reach / size, preset.points)
         if preset.plane:
             together["plane"] = Cut(["gradient", "random"], reach, preset.plane)
         found = cut(together)

@@ -68,6 +68,8 @@ class Ladder:
     def of(self, names: Iterable[str]) -> Rungs:
         """The rungs of any other set of parameters, from the same measurement."""
         listed = list(names)
+        if not listed:
+            raise ValueError("no parameter was named: the rungs are of one or more")
         for name in listed:
             if name not in self.sums:
                 raise ValueError(f"{name!r} was not measured")

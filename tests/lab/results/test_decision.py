@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from aliceopt.lab.results.decision import times_the_seconds
 from aliceopt.lab.results.finding import find
+from aliceopt.lab.results.summary import summarize
 from aliceopt.lab.spec import Plan
 from study_cases import grid_plan, in_memory, invented_results
 
@@ -130,6 +132,24 @@ def test_a_method_that_diverged_is_never_the_cheaper_choice() -> None:
     finding = find(plan, in_memory(plan, results))
     assert finding.decision.startswith("Use Alice, glass, full, lr=0.01.")
     assert "1 of 9 runs diverged: AdamW (1 of 3 seeds)." in finding.text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (123.0, "120 times the seconds"),
+        (2.14, "2.1 times the seconds"),
+        (0.123, "0.12 times the seconds"),
+        (1.02, "the same seconds"),
+        (None, "unknown seconds"),
+    ],
+)
+def test_seconds_are_told_in_plain_digits(seconds: float | None, said: str) -> None:
+    """Two of them, whatever the size: no powers of ten."""
+    plan = grid_plan(1)
+    first, second, *_ = summarize(plan, in_memory(plan, invented_results(plan))).methods
+    pair = replace(first, seconds=seconds), replace(second, seconds=1.0)
+    assert times_the_seconds(*pair) == said
 
 
 def test_a_method_alone_is_said_to_be_alone() -> None:

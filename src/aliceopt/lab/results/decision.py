@@ -129,8 +129,8 @@ def times_the_seconds(s: MethodSummary, other: MethodSummary) -> str:
     """``2.1 times the seconds``, of the first compared to the second."""
     if not s.seconds or not other.seconds:
         return "unknown seconds"
-    ratio = f"{s.seconds / other.seconds:.2g}"
-    return "the same seconds" if ratio == "1" else f"{ratio} times the seconds"
+    ratio = float(f"{s.seconds / other.seconds:.2g}")
+    return "the same seconds" if ratio == 1 else f"{ratio:g} times the seconds"
 
 
 def _hint(plan: Plan, c: Comparison, summary: Summary) -> str:
