@@ -29,6 +29,7 @@ from aliceopt.lab.plan import (
     settings_of,
 )
 from aliceopt.lab.pool import Local, outstanding, threads_each
+from aliceopt.lab.problems import model_for
 from aliceopt.lab.records import ENDED, RecordError, Records, read_records
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.stopping import terms_as_interrupts
@@ -220,10 +221,12 @@ def data_root(
 
 
 def with_data(plan: Plan) -> Plan:
-    """The plan with a note of its data, read once, so that a bad file is told of before any run."""
+    """The plan with a note of its data; a bad file or model is told of before any run."""
     assert isinstance(plan.problem, LabProblem)
     source = {k: v for k, v in plan.problem.data.items() if k != "name"}
     loaded = data.load(plan.data, batch_size=plan.problem.batch_size, **source)
+    with torch.device("meta"):  # without any weights
+        model_for(loaded, plan.problem.model)
     return replace(plan, generated=loaded.generated, data_note=loaded.note)
 
 

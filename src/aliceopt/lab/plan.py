@@ -29,6 +29,7 @@ from aliceopt.lab.spec import (
     Source,
     checked_precision,
 )
+from aliceopt.lab.typed import check as check_fields
 from aliceopt.lab.typed import checked, from_json, whole
 from aliceopt.lab.words import meant
 
@@ -175,6 +176,10 @@ def plan_of(
         runs=[PlannedRun(key, seed, *costs[key]) for seed in sorted(seeds) for key in methods],
         paper={key: m["paper"] for key, m in methods.items() if "paper" in m},
     )
+    try:
+        check_fields(plan)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
     for key in methods:
         try:
             plan.schedule_of(key)
@@ -213,7 +218,9 @@ def _check_options(key: str, method: PlannedMethod) -> None:
     """Refuse now what the optimizer would refuse when its first run begins."""
     try:
         make_method(method.optimizer, nn.Linear(2, 2), method.options, seed=0)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except TypeError as error:  # which does not say the value
+        raise PlanError(f"method {key}: {error} (its options: {method.options})") from error
+    except (RuntimeError, ValueError) as error:
         raise PlanError(f"method {key}: {error}") from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from aliceopt.lab.randomness import seed_all
 from aliceopt.lab.spec import Source, UserProblem
 from aliceopt.landscape import twin
 
-__all__ = ["MODELS", "build_problem"]
+__all__ = ["MODELS", "build_problem", "model_for"]
 
 
 def build_problem(source: Source, seed: int) -> Problem:
@@ -31,12 +31,8 @@ def build_problem(source: Source, seed: int) -> Problem:
         return problem
     given = {k: v for k, v in source.data.items() if k != "name"}
     loaded = data.load(source.data["name"], batch_size=source.batch_size, **given)
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in source.model.items()}
-    name = options.pop("name")
-    if name not in MODELS:
-        raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
     seed_all(seed)
-    model = _twinned(MODELS[name](loaded, options), source.twin)
+    model = _twinned(model_for(loaded, source.model), source.twin)
     return Problem(
         model=model,
         loss=getattr(model, "loss", nn.functional.cross_entropy),
@@ -46,6 +42,18 @@ def build_problem(source: Source, seed: int) -> Problem:
         batch_size=source.batch_size,
         note=loaded.note,
     )
+
+
+def model_for(loaded: data.Loaded, about: Mapping[str, Any]) -> nn.Module:
+    """The network for some data; a name or an option that there is not is refused."""
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
+    name = options.pop("name")
+    if name not in MODELS:
+        raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
+    try:
+        return MODELS[name](loaded, options)
+    except TypeError as error:
+        raise ProblemError(f"model {name}: {error} (its options: {options})") from error
 
 
 def _twinned(model: nn.Module, activation: str | None) -> nn.Module:
