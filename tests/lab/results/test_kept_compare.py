@@ -157,6 +157,15 @@ def test_a_place_that_cannot_be_filled_is_told_and_no_page_is_touched(tmp_path, 
     assert "-->?<!--" in good.read_text()
 
 
+def test_a_place_without_an_end_is_told_and_nothing_is_swallowed(tmp_path: Path):
+    """Otherwise the text up to the end of the next place would be replaced."""
+    add(ADAMW, tmp_path)
+    whole = "<!-- results: runs pays-gpt -->?<!-- end -->"
+    for text in (f"<!-- results: runs pays-gpt -->? words {whole}", f"{whole} {whole[:-12]}"):
+        with pytest.raises(RecordError, match="runs pays-gpt --> has no <!-- end -->"):
+            fill(text, tmp_path)
+
+
 def test_the_commands_print_and_write(tmp_path: Path):
     add([*ADAMW, *AHEAD], tmp_path)
     result = CliRunner().invoke(

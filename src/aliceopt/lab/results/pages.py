@@ -40,6 +40,9 @@ _PLACE = re.compile(r"(<!-- results: (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->
 
 def fill(text: str, folder: Path) -> str:
     """The page with every place filled from the kept results of a folder."""
+    for place in text.split("<!-- results: ")[1:]:
+        if "<!-- end -->" not in place:  # else what stands before the next end would be lost
+            raise RecordError(f"<!-- results: {place.partition('-->')[0]}--> has no <!-- end -->")
 
     def written(place: re.Match[str]) -> str:
         kind, *names = place["what"].split()
