@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_a_criterion_can_be_tried_at_several_radii(tmp_path, source):
         assert f"radius {radius}" in " ".join(result.output.split())
     losses = [line["loss"] for line in records_of(tmp_path / "out")[1:3]]
     assert losses[0] != losses[1]
+
+
+def test_a_radius_spelled_in_two_ways_is_one_criterion() -> None:
+    """In what is asked for and in records: nothing is measured, or tabled, twice."""
+    names = ("curvature@1e-3", "curvature@0.001", "magnitude", "both@1e-1")
+    assert Ask((0.5,), names).criteria == ("curvature@0.001", "magnitude", "both@0.1")
+    line = {"event": "pruned", "criterion": "curvature@1e-3"}
+    others = {f.name: 0.0 for f in fields(Result) if f.name not in line}
+    assert [result.criterion for result in compression_records.results_of([others | line])] == [
+        "curvature@0.001"
+    ]
 
 
 def test_training_with_the_masks_on_brings_loss_back(tmp_path, source):

@@ -32,7 +32,7 @@ from aliceopt.compress import (
     temper_by_loss,
 )
 from aliceopt.lab.clock import Clock
-from aliceopt.lab.compression_rows import ROWS, Row, row_of
+from aliceopt.lab.compression_rows import ROWS, Row, row_of, spelled
 from aliceopt.lab.network import Network
 from aliceopt.lab.plan import PlanError
 
@@ -125,7 +125,8 @@ class Ask:
             raise PlanError("--sparsity must be different numbers, and one is there twice")
         if self.layers is not None and not 0 < self.layers < 1:
             raise PlanError(f"--layers must be a number in (0, 1), got {self.layers!r}")
-        self.rows()
+        criteria = dict.fromkeys(map(spelled, self.criteria))
+        object.__setattr__(self, "criteria", tuple(criteria))
 
     def rows(self) -> dict[str, Row]:
         """The criteria by name."""

@@ -18,7 +18,7 @@ from typing import Any
 from aliceopt.lab.calibration import PREDICTIONS, Calibration, LayerIncrease
 from aliceopt.lab.clock import now
 from aliceopt.lab.compression import Result
-from aliceopt.lab.compression_rows import ROWS
+from aliceopt.lab.compression_rows import ROWS, spelled
 from aliceopt.lab.network import JOURNAL, Network
 from aliceopt.lab.records import Journal, RecordError, device_name, run_folder, versions
 from aliceopt.lab.spec import Run
@@ -189,15 +189,17 @@ def check_line(line: Any, where: str) -> None:
 def results_of(lines: Iterable[Line]) -> list[Result]:
     """Of the lines that tell of a pruned network; a loss that was not finite is NaN.
 
-    Those of criteria that there are no more are left out.
+    Those of criteria that there are no more are left out, and a radius is `spelled` in one way.
     """
-    known = {"none", *ROWS}
     names = [field.name for field in fields(Result)]
-    return [
-        Result(**{name: _number(name, line[name]) for name in names})
-        for line in lines
-        if line["event"] == "pruned" and line["criterion"].partition("@")[0] in known
-    ]
+    found = []
+    for line in lines:
+        if line["event"] == "pruned" and line["criterion"].partition("@")[0] in ("none", *ROWS):
+            values = {name: _number(name, line[name]) for name in names}
+            if "@" in line["criterion"]:
+                values["criterion"] = spelled(line["criterion"])
+            found.append(Result(**values))
+    return found
 
 
 def _number(name: str, value: Any) -> Any:

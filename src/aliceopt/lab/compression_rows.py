@@ -8,7 +8,7 @@ from typing import NamedTuple
 from aliceopt.compress import CRITERIA
 from aliceopt.lab.plan import PlanError
 
-__all__ = ["ROWS", "Row", "row_of"]
+__all__ = ["ROWS", "Row", "row_of", "spelled"]
 
 
 class Row(NamedTuple):
@@ -60,6 +60,12 @@ ROWS: dict[str, Row] = {
     "measured-refit": Row("h^a w\u00b2, a by loss, fitted anew", "curvature", 2, None, refit=True),
 }
 """By the names of ``--criteria``; ``curvature@1e-3`` is the criterion at another radius."""
+
+
+def spelled(name: str) -> str:
+    """The name with its radius written in one way: ``curvature@0.001`` also for ``@1e-3``."""
+    row, (key, at, _) = row_of(name), name.partition("@")
+    return f"{key}@{row.radius:g}" if at else key
 
 
 def row_of(name: str) -> Row:
