@@ -37,3 +37,19 @@ def test_seconds_are_averaged_over_results_that_have_any():
     assert head == ["criterion", "\u221250%", "gradients", "seeds"]  # no column of dashes
     assert others[0] == ["criterion", "\u221250%", "gradients", "seconds", "seeds"]
     assert all(len(row) == 4 for row in compression_rows(untimed, "loss"))
+
+
+def test_means_over_other_seeds_are_told_apart() -> None:
+    """Which seeds stand in the table where rows differ, and a sentence says so."""
+
+    def results(name: str, *seeds: int) -> list[Result]:
+        return [Result(name, 0.5, seed, 1.0 + seed, 0.0) for seed in seeds]
+
+    told = [*results("curvature", 0, 1, 2, 5), *results("fisher", 3, 4)]
+    assert [row[-1] for row in compression_rows(told, "loss")[2:]] == ["2: 3 to 4", "4: 0 to 2, 5"]
+    *said, note = decision(told)
+    assert said[0].endswith("(no seed in common: no difference is established)")
+    assert note.startswith("Not all criteria have the same seeds")
+    told = [*results("curvature", 3, 4), *results("fisher", 3, 4)]
+    assert [row[-1] for row in compression_rows(told, "loss")[2:]] == ["2", "2"]
+    assert len(decision(told)) == 1

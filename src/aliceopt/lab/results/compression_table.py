@@ -114,7 +114,7 @@ def compression_rows(
 ) -> Rows:
     """Loss and metric by criterion and sparsity, means over seeds; ``best`` marks the lowest.
 
-    With a column of seconds where any are known.
+    With a column of seconds where any are known; seeds are told one by one where rows have others.
     """
     shares, names = sparsities(results), criteria(results)
     known = any(r.seconds is not None for r in results if r.criterion != "none")
@@ -133,10 +133,31 @@ def compression_rows(
         told = {
             "gradients": f"{fmean(r.gradients for r in mine):.0f}",
             "seconds": show_seconds(fmean(timed)) if timed else NOTHING,
-            "seeds": str(len({r.seed for r in mine})),
+            "seeds": _seeds(mine, alike=len(_seed_sets(results)) < 2),
         }
         rows.append([row_of(name).label, *cells, *(told[cost] for cost in costs)])
     return rows
+
+
+def _seed_sets(results: Sequence[Result]) -> set[frozenset[int]]:
+    """The sets of seeds that criteria have; one, where their means can be compared."""
+    names = criteria(results)
+    return {frozenset(r.seed for r in results if r.criterion == name) for name in names}
+
+
+def _seeds(results: Iterable[Result], *, alike: bool) -> str:
+    """How many, and which if not ``alike`` in every row: ``3: 0 to 2``."""
+    found = sorted({r.seed for r in results})
+    if alike:
+        return str(len(found))
+    runs: list[list[int]] = []
+    for seed in found:
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    told = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"{len(found)}: {', '.join(told)}"
 
 
 def _cell(results: Iterable[Result], metric: str) -> str:
@@ -219,6 +240,11 @@ def decision(results: Sequence[Result]) -> list[str]:
             text += f"; best of {kind}: {row_of(rivals[0]).label}, {losses[rivals[0]]:.3f}"
             text += f" ({lead(results, first, rivals[0], sparsity)})"
         said.append(text)
+    if len(_seed_sets(results)) > 1:
+        said.append(
+            "Not all criteria have the same seeds: means of others are not of the same networks, "
+            "and only the differences are."
+        )
     return said
 
 
@@ -232,7 +258,8 @@ def lead(results: Sequence[Result], first: str, second: str, sparsity: float) ->
     mine, other = (at(results, name, sparsity) for name in (first, second))
     both = [other[seed].loss - r.loss for seed, r in mine.items() if seed in other]
     if len(both) < 2:
-        return "one seed: no difference is established"
+        shared = "one seed" if both else "no seed in common"
+        return f"{shared}: no difference is established"
     paired = Paired(tuple(both))
     half = paired.half_width(ALPHA)
     verdict = "established" if paired.mean > half else "not established"
