@@ -29,8 +29,7 @@ from aliceopt.lab.spec import (
     Source,
     checked_precision,
 )
-from aliceopt.lab.typed import check as check_fields
-from aliceopt.lab.typed import checked, from_json, whole
+from aliceopt.lab.typed import check, checked, from_json, whole
 from aliceopt.lab.words import meant
 
 __all__ = [
@@ -176,16 +175,20 @@ def plan_of(
         runs=[PlannedRun(key, seed, *costs[key]) for seed in sorted(seeds) for key in methods],
         paper={key: m["paper"] for key, m in methods.items() if "paper" in m},
     )
-    try:
-        check_fields(plan)
-    except ValueError as error:
-        raise PlanError(str(error)) from error
-    for key in methods:
-        try:
-            plan.schedule_of(key)
-        except ValueError as error:
-            raise PlanError(f"method {key}: {error}") from error
+    _check_plan(plan)
     return plan
+
+
+def _check_plan(plan: Plan) -> None:
+    """Refuse a field that does not hold what its type says, and a schedule that there is not."""
+    said = ""
+    try:
+        check(plan)
+        for key in plan.methods:
+            said = f"method {key}: "
+            plan.schedule_of(key)
+    except ValueError as error:
+        raise PlanError(f"{said}{error}") from error
 
 
 def _method(key: str, method: Mapping[str, Any], settings: Mapping[str, Any]) -> PlannedMethod:
