@@ -30,48 +30,32 @@ SLICE = 1 << 17
 
 
 def update_(
-    there: Sequence[Tensor | None],
-    mu: Tensor,
-    nu: Tensor,
-    old: Averages,
-    grads: Gradients,
-    rates: Rates,
+    there: list[Tensor], mu: Tensor, nu: Tensor, old: Averages, grads: Gradients, rates: Rates
 ) -> Tensor | int:
     """Topography and step in one go, in place; returns how many coordinates were left alone.
 
     The new mu also goes ``there``. A coordinate any of whose gradients is not finite keeps mu, nu
-    and averages. All is written in one call at the end, which nothing can interrupt: before it
+    and averages. All is written in one call at the end, which Python cannot interrupt: before it
     mu, nu and averages are old, and after it they are new.
     """
     new = updated(old, grads, rates)
-    moves = moved(mu, bounded_step(new, rates), rates)
-    pairs = zip((mu, nu, *old), (*moves, *new), strict=True)
+    pairs = zip((mu, nu, *old), (*moved(mu, bounded_step(new, rates), rates), *new), strict=True)
     kept = [(x, y) for x, y in pairs if x is not None and y is not None and y is not x]
     left_alone: Tensor | int = 0
-    if not _plainly_finite(grads):
-        ok = _all_finite(grads)
+    if (ok := _finite(grads)) is not None:
         left_alone = ok.logical_not().sum()
         kept = [(x, torch.where(ok, y, x)) for x, y in kept]
-    kept += [(place, kept[0][1]) for place in there if place is not None]
+    kept += [(place, kept[0][1]) for place in there]
     torch._foreach_copy_([x for x, _ in kept], [y for _, y in kept])
     return left_alone
 
 
-def _plainly_finite(grads: Gradients) -> bool:
-    """Whether a sum says that all gradients are finite; on a CPU, where asking costs nothing."""
-    if grads.center.device.type != "cpu":
-        return False
-    sums = [g.sum() for g in (grads.center, grads.plus, grads.minus) if g is not None]
-    return all(math.isfinite(float(total)) for total in sums)
-
-
-def _all_finite(grads: Gradients) -> Tensor:
-    """Where all gradients of a coordinate are finite."""
-    ok = torch.isfinite(grads.center)
-    for side in (grads.plus, grads.minus):
-        if side is not None:
-            ok = ok & torch.isfinite(side)
-    return ok
+def _finite(grads: Gradients) -> Tensor | None:
+    """Where all gradients of a coordinate are finite; None: a sum, cheap on a CPU, says all are."""
+    given = [g for g in (grads.center, grads.plus, grads.minus) if g is not None]
+    if given[0].device.type == "cpu" and all(math.isfinite(float(g.sum())) for g in given):
+        return None
+    return torch.stack([g.isfinite() for g in given]).all(0)
 
 
 def position_of(site: Site) -> Tensor:
@@ -226,7 +210,8 @@ class EagerBackend:
                     realised_radius(nu, site.param.dtype, site.radius),
                     signs.of(start, nu) if rates.hessian == "signed" else None,
                 )
-            return update_((here, master), mu, nu, Averages(*averages), grads, rates)
+            there = [here] if master is None else [here, master]
+            return update_(there, mu, nu, Averages(*averages), grads, rates)
 
         master = site.state.get("position")  # also of a parameter that was cast to float32 since
         written = (local(site.param), None if master is None else local(master), mu, nu, *old)
