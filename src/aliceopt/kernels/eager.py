@@ -2,7 +2,8 @@
 
 It is also what serves wherever the kernels cannot. A chain of operations on a large CPU tensor
 writes one large temporary after the other, and fresh memory costs page faults. So there a tensor is
-worked on in slices whose temporaries stay in the cache.
+worked on in slices whose temporaries stay in the cache. An interrupt leaves each slice, with its
+state, as before an update or as after it.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class EagerBackend:
             self._signs.pop(site, None)
 
     def _update(self, site: Site, rates: Rates, draw: Draw, clip: Tensor | None) -> None:
-        """One site; an interrupt leaves each slice, with its state, as before or as after."""
+        """Averages, position and probe center of one site."""
         mu, nu, old = self.aside[site], self.center(site), averages(site.state, site.group)
         sides = (site.plus, site.minus) if rates.measuring else (None, None)
         signs = self._signs_for(site, draw)
