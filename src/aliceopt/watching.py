@@ -200,7 +200,7 @@ class CenterWatch:
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        self._params = [param for param in params if param.numel()]
+        self._params = [param for param in params if local(param).numel()]
         self._marks = self._marks_now()
         held = [param for param in self._params if param.grad is not None]
         self._sizes = dict(zip(held, _sizes(held), strict=True))
