@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.kernels.backend import MultiTensorBackend
+from aliceopt.kernels.eager import EagerBackend
 from aliceopt.kernels.plan import HOME
 from aliceopt.site import COUNTERS
 from interrupts import interrupted
@@ -55,11 +56,15 @@ class Run:
         self.optimizer.step()
 
     @property
-    def backend(self) -> MultiTensorBackend:
+    def served(self) -> Any:
+        """What serves the CPU."""
         self.optimizer._bind()
-        backend = self.optimizer._backends.split(list(self.optimizer.sites))[0][0]
-        assert isinstance(backend, MultiTensorBackend)
-        return backend
+        return self.optimizer._backends.split(list(self.optimizer.sites))[0][0]
+
+    @property
+    def backend(self) -> MultiTensorBackend:
+        assert isinstance(self.served, MultiTensorBackend)
+        return self.served
 
     def tensors(self, *, counted: bool) -> list[list[Tensor]]:
         """Each parameter with its state, with or without what is counted."""
@@ -74,7 +79,10 @@ class Run:
 
     def assert_at_home(self, where: Any) -> None:
         """Nobody is away, or believed to be."""
-        backend = self.backend
+        backend = self.served
+        if isinstance(backend, EagerBackend):
+            assert not backend.aside, where
+            return
         assert not backend.eager.aside, where
         if backend._plan is not None:
             assert (backend._plan.modes == HOME).all(), where

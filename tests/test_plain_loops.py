@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -203,6 +204,7 @@ GOING_HOME: dict[str, Callable[[Network, Alice], object]] = {
     "the model's state_dict": lambda model, _: model.state_dict(),
     "a part's state_dict": lambda model, _: model.first.state_dict(),
     "the optimizer's state_dict": lambda _, optimizer: optimizer.state_dict(),
+    "a copy of the model": lambda model, _: copy.deepcopy(model),
     "a pickled optimizer": lambda _, optimizer: torch.save(optimizer, io.BytesIO()),
     "come_home": lambda _, optimizer: optimizer.come_home(),
     "a step without gradients": lambda _, optimizer: optimizer.step(),
@@ -289,6 +291,46 @@ def test_a_copy_of_the_model_does_not_drive_the_optimizer(copied: str) -> None:
     assert is_home(model, home)
     assert is_home(twin, home)
     assert optimizer._probe is None
+
+
+class Scaled(nn.Module):
+    """Has parameters of its own and those of a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.part = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) * self.scale
+
+
+COPIES: dict[str, Callable[[Scaled, Alice], Scaled]] = {
+    "the model": lambda model, _: copy.deepcopy(model),
+    "the model, then the optimizer": lambda *both: copy.deepcopy(both)[0],
+    "the optimizer, then the model": lambda *both: copy.deepcopy(both[::-1])[1],
+    "a part, then the model": lambda model, _: copy.deepcopy([model.part, model])[1],
+    "pickled": lambda *both: pickle.loads(pickle.dumps(both))[0],
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("implementation", ["eager", "auto"])
+def test_what_is_copied_while_looking_ahead_is_at_home(way: str, implementation: str) -> None:
+    """And the step goes on as if nothing had happened."""
+    torch.manual_seed(0)
+    model = Scaled()
+    twin = copy.deepcopy(model)
+    for m in (model, twin):
+        optimizer = Alice(m.parameters(), lr=0.1, model=m, implementation=implementation)
+        for step in range(3):
+            home = [p.detach().clone() for p in m.parameters()]
+            optimizer.zero_grad()
+            m(torch.ones(4, 3)).square().sum().backward()
+            if m is model and step > 0:
+                assert not is_home(m, home)
+                assert is_home(COPIES[way](m, optimizer), home)
+            optimizer.step()
+    assert is_home(model, list(twin.parameters()))
 
 
 def test_a_copied_optimizer_drives_its_own_model() -> None:

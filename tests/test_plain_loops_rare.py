@@ -308,3 +308,12 @@ def test_a_gan_of_closures_that_zero_their_gradients_is_not_spoken_of() -> None:
         for _ in range(4):
             first.step(criticise)
             second.step(make)
+
+
+def test_a_checkpoint_loaded_after_backward_is_no_gradient_at_the_position() -> None:
+    """The gradient was taken ahead, before the load: nothing to warn of."""
+    model, optimizer = made()
+    run(model, optimizer)
+    model(X).square().sum().backward()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.step()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,47 @@ def test_a_closure_without_gradients_is_warned_of_once_and_does_not_count() -> N
     assert_same(values(model), before)
     assert optimizer.gradient_evaluations == 0
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("looping", [False, True], ids=["closure", "loop"])
+@pytest.mark.parametrize("rounds", [(0,), (1,), (0, 1)], ids=str)
+def test_gradients_of_the_sides_alone_make_no_step(rounds: tuple[int, ...], looping: bool) -> None:
+    """Nothing would be updated, and the step would count as one that measured."""
+    model = network()
+    optimizer = paper_alice(model.parameters(), **OPTIONS)
+    before, calls = values(model), itertools.count()
+
+    def closure() -> None:
+        loss = loss_of(model)
+        if next(calls) in rounds:
+            loss.backward()
+
+    with pytest.warns(UserWarning, match="no parameter got a gradient at the center"):
+        if looping:
+            for _ in optimizer.evaluations():
+                closure()
+            optimizer.step()
+        else:
+            optimizer.step(closure)
+    assert_same(values(model), before)
+    assert optimizer.gradient_evaluations == 0
+    optimizer.step(lambda: backward(model))
+    assert optimizer.gradient_evaluations == 3
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["measuring", "quick"])
+def test_a_closure_without_gradients_is_evaluated_at_the_center(quick: bool) -> None:
+    """Also where a measuring step is due: that is its value's place."""
+    model = network()
+    optimizer = paper_alice(model.parameters(), **OPTIONS | {"quick_steps": 1})
+    for i in range(1 if quick else 2):
+        optimizer.step(lambda i=i: backward(model, i))
+    center = [optimizer.state[p]["probe_center"].clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    backward(model)
+    seen: list[list[Tensor]] = []
+    optimizer.step(lambda: seen.append(values(model)))
+    assert_same(seen[-1], center)
 
 
 # ---- B: gradients that would be dropped ---------------------------------------------------------

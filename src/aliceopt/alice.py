@@ -204,8 +204,9 @@ class Alice(Driving):
         super().__setstate__(state)
         self._probe, self._checked, self.sites = None, [], Sites()
         self._backends = Backends(self.implementation)
-        self._spent, self._held, self._looked = None, [], False
+        self._spent, self._held = None, []
         if "model" in state:  # unpickled or copied, not loaded
+            self._looked = False
             self.watch, self.looking_ahead = Watch(self.model), LookAhead(self, self.model)
         for group in self.param_groups:
             if "full_count" in group:  # its name in old checkpoints

@@ -150,10 +150,12 @@ class Driving(Optimizer):
         sites, measuring, draw = self._begin()
         trained = [site for site in sites if site.param.requires_grad]
         probe = self._probe = Probe(trained, draw, measuring, self._backends, self.model, scaler)
-        probe.watch = self.watch.start(looping=settle) if measuring else None
+        probe.watch = self.watch.start() if measuring else None
         found = False
         try:
             for i, name in enumerate(probe.rounds):
+                if self._held and name == "minus":
+                    continue  # to the center, for its loss: nothing is measured
                 probe.begin(name)
                 yield i
                 if self._probe is not probe:
@@ -162,10 +164,11 @@ class Driving(Optimizer):
                         "or another loop ran inside it: call optimizer.step() after the loop"
                     )
                 prepare_gradients_(self._params())
-                found = self._found(probe) or found
-                if self._held:
-                    return  # to a plain step with them
-                probe.end(name)
+                found = self._found(probe)
+                if not self._held:
+                    probe.end(name)
+            if self._held:
+                return  # to a plain step with them
             if not found:
                 self._drop_probe()
                 self._say("no gradients")
@@ -364,8 +367,6 @@ class Driving(Optimizer):
             group.update(counts)
         self._looked = False
         self._spend([site.param for site in updated])
-        if measuring:
-            self.watch.forget()
         if self.looking_ahead.rival is not None:
             self.looking_ahead.claim()
 

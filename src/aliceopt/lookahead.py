@@ -29,8 +29,9 @@ _EVERYBODY: weakref.WeakSet[LookAhead] = weakref.WeakSet()
 class _Hook:
     """A hook that does nothing in a copy of the model: copies do not drive the optimizer.
 
-    Pickled, it becomes a function of the standard library that takes anything and returns None,
-    so that a model saved whole can be loaded without this package.
+    Pickled or copied, it sends the parameters home and becomes a function of the standard library
+    that takes anything and returns None, so that a model saved whole can be loaded without this
+    package.
     """
 
     def __init__(self, watcher: LookAhead, name: str):
@@ -45,6 +46,7 @@ class _Hook:
         getattr(self.watcher, self._name)(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self.watcher.come_home()
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
@@ -69,6 +71,7 @@ class LookAhead:
             home = _Hook(self, "come_home")
             self._handles.append(module.register_state_dict_pre_hook(home))
             self._handles.append(module.register_load_state_dict_pre_hook(home))
+            _put_first(module.__dict__, "_state_dict_pre_hooks")
         for root in roots:
             # Before FSDP2's own, which gathers the parameters as they are then.
             enter, leave = _Hook(self, "enter"), _Hook(self, "leave")
@@ -165,6 +168,12 @@ class LookAhead:
 def _is_checkpointed(inputs: Any) -> bool:
     """Whether gradients will be asked for, though they are switched off: by recomputing it all."""
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(inputs))
+
+
+def _put_first(entries: dict[str, Any], name: str) -> None:
+    """Copying and pickling go in this order: a hook must hear of it before parameters are read."""
+    for other in [entry for entry in entries if entry != name]:
+        entries[other] = entries.pop(other)
 
 
 def _remove(handles: list[Any]) -> None:

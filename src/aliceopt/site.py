@@ -16,6 +16,7 @@ The state of a parameter, in ``optimizer.state``:
 ===================== ==================================================================
 
 Tensors are float32, or float64 for float64 parameters, and laid out and sharded like the parameter.
+While a parameter looks ahead, ``probe_center`` may hold mu, the two having changed places.
 """
 
 from __future__ import annotations

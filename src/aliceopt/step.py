@@ -42,6 +42,7 @@ def anatomy(averages: Averages, rates: Rates) -> Anatomy:
     """Curvatures, quasi-Newton length and bounds of the step these averages call for."""
     est = corrected(averages, rates)
     size = est.grad_avg.abs_()
+    size.clamp_(max=torch.finfo(size.dtype).max)  # which the correction may exceed by rounding
     unit = _unit(averages, est, size, rates)
     least = min(rates.lr_min, rates.lr)
     # Not 0 times the unit, which is infinite where s underflows and eps is 0.
@@ -80,21 +81,14 @@ def bounded_step(averages: Averages, rates: Rates) -> Tensor:
     return torch.where(g == 0, 0.0, step)
 
 
-def moved(
-    position: Tensor,
-    step: Tensor,
-    rates: Rates,
-    *,
-    out: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor, Tensor]:
+def moved(position: Tensor, step: Tensor, rates: Rates) -> tuple[Tensor, Tensor]:
     """New position ``mu + phi u`` and probe center ``mu + omega u`` (Equation 10).
 
     ``u = step - lr weight_decay mu``: decoupled decay is part of the step, which keeps Theorem 6
-    exact. ``out`` is where they go; the new position may go where the old one is.
+    exact.
     """
     u = step
     if rates.weight_decay != 0:
         u = step - rates.lr * rates.weight_decay * position
     phi, omega = rates.step_fraction, rates.lookahead
-    center = torch.add(position, u if omega == 1 else omega * u, out=out[1])
-    return torch.add(position, u if phi == 1 else phi * u, out=out[0]), center
+    return position + (u if phi == 1 else phi * u), position + (u if omega == 1 else omega * u)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Averages", "Gradients", "Rates", "average_", "corrected", "updated"]
+__all__ = ["Averages", "Gradients", "Rates", "corrected", "updated"]
 
 
 class Averages(NamedTuple):
@@ -76,40 +76,37 @@ class Rates:
 
 
 def updated(old: Averages, grads: Gradients, rates: Rates) -> Averages:
-    """The averages after one evaluation, those that change as new tensors; see `average_`."""
-    rho, h = old.glass_density, old.hess
-    if grads.plus is not None:
-        rho, h = (None if average is None else average.clone() for average in (rho, h))
-    new = Averages(old.grad_avg.clone(), old.grad_sq.clone(), rho, h)
-    average_(new, grads, rates)
-    return new
-
-
-def average_(averages: Averages, grads: Gradients, rates: Rates) -> None:
-    """Add one evaluation to the averages: measuring (both sides given) or quick (center alone).
+    """The averages after one evaluation: measuring (both sides given) or quick (center alone).
 
     g   <- b1 g + (1-b1) g0            s <- b2 s + (1-b2) g0^2
     h   <- bt h + (1-bt) x             x: `hess_sample`
     rho <- bt rho + (1-bt) y           y: `glass_sample`
+
+    Those that change are new tensors: whoever is interrupted has the old ones.
     """
     g0, b1, b2, bt = grads.center, rates.beta1, rates.beta2, rates.beta_topo
-    g, s, rho, h = averages
+    g, s, rho, h = old
     if grads.plus is not None and rho is not None:
-        rho.mul_(bt).add_(glass_sample(grads, weight=1 - bt))
+        rho = (bt * rho).add_(glass_sample(grads, weight=1 - bt))
     if grads.plus is not None and h is not None:
-        h.mul_(bt).add_(hess_sample(grads, rates.hessian, weight=1 - bt))
-    g.mul_(b1).add_((1 - b1) * g0)
-    s.mul_(b2).add_(((1 - b2) * g0).mul_(g0))
+        h = (bt * h).add_(hess_sample(grads, rates.hessian, weight=1 - bt))
+    g = (b1 * g).add_((1 - b1) * g0)
+    s = (b2 * s).add_(((1 - b2) * g0).mul_(g0))
+    return Averages(g, s, rho, h)
 
 
 def glass_sample(grads: Gradients, weight: float = 1.0) -> Tensor:
     """``weight`` times ``(2/lambda) ((g+ + g-)/2 - g0)^2``: the second difference of a glass has
     mean square ``lambda rho / 2``, and a quadratic contributes nothing to it.
+
+    Gradients are halved before they are added, so that none are too large for that; what still
+    overflows counts as the largest number.
     """
     assert grads.plus is not None
     assert grads.minus is not None
-    twice_the_difference = (grads.plus + grads.minus).sub_(grads.center, alpha=2)
-    return twice_the_difference.square_().mul_(weight * (0.5 / grads.radius))
+    difference = (0.5 * grads.plus).add_(grads.minus, alpha=0.5).sub_(grads.center)
+    y = difference.square_().mul_(weight * (2 / grads.radius))
+    return y.clamp_(max=weight * torch.finfo(y.dtype).max)
 
 
 def hess_sample(grads: Gradients, kind: str, weight: float = 1.0) -> Tensor:

@@ -22,8 +22,8 @@ SLIPS = {
     "Alice was given was in eval mode, or parts of it were called. Call it as a whole in training "
     "mode, or optimizer.look_ahead() before the forward pass; or set lookahead=1.0 if that is "
     "meant",
-    "no gradients": "no parameter got a gradient, so nothing is done: call backward() inside the "
-    "closure or the loop over evaluations()",
+    "no gradients": "no parameter got a gradient at the center, in the last evaluation of a step, "
+    "so nothing is done: call backward() inside the closure or the loop over evaluations()",
     "dropped": "gradients that were there before the evaluations of this step have been dropped: "
     "accumulate micro-batches inside the closure or the loop over evaluations(), or call "
     "zero_grad() first if they should not count",

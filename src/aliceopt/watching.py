@@ -20,11 +20,18 @@ from torch.nn.modules.module import (
 )
 from torch.utils._pytree import tree_leaves
 
-from .sharding import is_distributed
+from .sharding import is_distributed, local
 from .site import Site
 from .warning import SLIPS, warn
 
-__all__ = ["BatchWatch", "BufferWatch", "GradientWatch", "Watch", "called_without_gradient"]
+__all__ = [
+    "BatchWatch",
+    "BufferWatch",
+    "CenterWatch",
+    "GradientWatch",
+    "Watch",
+    "called_without_gradient",
+]
 
 LOOKS = 64
 """Measuring steps whose edits are looked at; where there are any, that waits for the device."""
@@ -128,7 +135,7 @@ def _same(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
 
 
 class GradientWatch:
-    """Follows part of one gradient through a step: is it clipped between backward and the end?
+    """Follows part of one gradient through the rounds of a step: is it clipped after backward?
 
     It is the smallest of some size that got a gradient in the first round; what people do to
     gradients, they do to all. Clipping by norm leaves a multiple, by value a clamped copy. Other
@@ -140,7 +147,6 @@ class GradientWatch:
         self._param: Tensor | None = None
         self._handle: Any = None
         self._found: tuple[int, Tensor] | None = None
-        self._center: Tensor | None = None
         self._edits: list[Tensor | None] = []
 
     def begin(self) -> None:
@@ -152,10 +158,9 @@ class GradientWatch:
         if self._param is None:
             self._choose(sites)
         elif self._param.grad is not None:
-            self._center = _part(self._param.grad)
-            version, before = self._found or (self._param.grad._version, self._center)
-            edited = self._param.grad._version != version
-            self._edits.append(_edit(before, self._center) if edited else None)
+            grad, found = self._param.grad, self._found
+            untouched = found is None or grad._version == found[0]
+            self._edits.append(None if untouched or not found else _edit(found[1], _part(grad)))
 
     def _choose(self, sites: Sequence[Site]) -> None:
         given = [site.param for site in sites if type(site.param.grad) is Tensor]
@@ -181,17 +186,53 @@ class GradientWatch:
             return f"by factors from {min(factors):.3g} to {max(factors):.3g}" if apart else ""
         return "by value" if any(clamped for _, _, clamped in edits) else ""
 
-    def is_harmless(self) -> bool:
-        """Whether the center's gradient, touched after the rounds, is what it was."""
-        grad = self._param.grad if self._param is not None else None
-        return (
-            grad is not None and self._center is not None and torch.equal(_part(grad), self._center)
-        )
-
     def stop(self) -> None:
         """Follow it no longer."""
         if self._handle is not None:
             self._handle.remove()
+
+
+class CenterWatch:
+    """Notices gradients that somebody changes after the rounds: scaled, clipped, with noise, anew.
+
+    Who only wants to know a norm clips at infinity, and that writes to them without a change. So
+    each one's norm and largest element are kept; they are looked at only if it was written to.
+    """
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        self._params = [param for param in params if local(param).numel()]
+        self._marks = self._marks_now()
+        held = [param for param in self._params if param.grad is not None]
+        self._sizes = dict(zip(held, _sizes(held), strict=True))
+
+    def _marks_now(self) -> list[tuple[int, int] | None]:
+        grads = [param.grad for param in self._params]
+        return [None if g is None else (id(g), g._version) for g in grads]
+
+    def is_edited(self, scaler: Any = None) -> bool:
+        """Whether any is not what it was, but for the scale that a scaler took out of all."""
+        marks = zip(self._params, self._marks, self._marks_now(), strict=True)
+        written = [param for param, old, new in marks if new is not None and new != old]
+        if not written or not all(param in self._sizes for param in written):
+            return bool(written)
+        before = _together([self._sizes[param] for param in written])
+        now, scale = _together(_sizes(written)), 1.0 if scaler is None else scaler.get_scale()
+        rtol = 1e-5 + 4 * max(torch.finfo(param.dtype).eps for param in written)
+        close = [before.isclose(n, rtol=rtol, atol=0.0, equal_nan=True) for n in (now, now * scale)]
+        return not bool((close[0] | close[1]).all())
+
+
+@torch.no_grad()
+def _sizes(params: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """The norm of each one's gradient, and its largest element, which tells the sign."""
+    grads = [local(param.grad) for param in params if param.grad is not None]
+    return list(zip(torch._foreach_norm(grads), torch._foreach_max(grads), strict=True))
+
+
+def _together(sizes: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    """All in one tensor, so that there is one wait for the device."""
+    home = sizes[0][0].device
+    return torch.stack([size.to(home, torch.float32) for pair in sizes for size in pair])
 
 
 def _part(grad: Tensor) -> Tensor:
@@ -251,11 +292,11 @@ class Watch:
             return False
         return True
 
-    def start(self, *, looping: bool = True) -> Watch:
-        """A measuring step begins; if ``looping``, gradients may be edited after its rounds."""
+    def start(self) -> Watch:
+        """A measuring step begins."""
         if self._first:
             self._buffers, self._batches = BufferWatch(self._model), BatchWatch()
-        self._gradients = GradientWatch() if looping or self._looks else None
+        self._gradients = GradientWatch() if self._looks else None
         self._first = False
         return self
 
@@ -278,7 +319,7 @@ class Watch:
 
     def finish(self) -> None:
         """All rounds are over; warn if each one's gradients were clipped by themselves."""
-        how = self._gradients.clipped() if self._gradients is not None and self._looks else ""
+        how = self._gradients.clipped() if self._gradients is not None else ""
         self._looks = 0 if how else max(self._looks - 1, 0)
         if how:
             warn(
@@ -287,20 +328,12 @@ class Watch:
                 "clips all by the same factor"
             )
 
-    def is_harmless(self) -> bool:
-        """Whether the center's gradients, touched after the rounds, are what they were."""
-        return self._gradients is not None and self._gradients.is_harmless()
-
-    def forget(self) -> None:
-        """The step is over; hold no memory."""
-        self._gradients = None
-
     def stop(self) -> None:
         """The step's rounds are over, one way or another."""
         if self._gradients is not None:
             self._gradients.stop()
         changed = self._buffers.changed() if self._buffers is not None else ""
-        self._buffers = self._batches = None
+        self._buffers = self._batches = self._gradients = None
         if changed:
             outside = "" if self._model is None else " outside the model given"
             warn(

@@ -19,8 +19,8 @@ from aliceopt.theory import relu_glass
 MUTATIONS: dict[str, tuple[Callable[..., Any], str, str, set[str]]] = {
     "2/lambda to 1/(2 lambda)": (
         topography.glass_sample,
+        "(2 / grads.radius)",
         "(0.5 / grads.radius)",
-        "(0.125 / grads.radius)",
         {"alg1-glass", "rho-diagonal"},
     ),
     "h doubled": (

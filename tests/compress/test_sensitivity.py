@@ -156,15 +156,12 @@ def test_a_checkpoint_of_another_measurement_is_refused(tmp_path, change, told):
 
 
 def test_a_checkpoint_from_elsewhere_is_refused(tmp_path):
-    """Other weights, another center, a radius that differs in the ninth digit."""
+    """Other weights, a radius that differs in the ninth digit."""
     net, path = small_net().eval(), tmp_path / "it"
     asked = (net_closure(net), some_batches(2))
     sensitivity(net, *asked, 0.05, checkpoint=path)
     with pytest.raises(ValueError, match="another measurement needs another checkpoint"):
         sensitivity(net, *asked, 0.0500000001, checkpoint=path)
-    center = {"0.weight": torch.zeros(4, 1, 3, 3)}
-    with pytest.raises(ValueError, match=r"was measured where '0\.weight' had other values"):
-        sensitivity(net, *asked, 0.05, checkpoint=path, center=center)
     with torch.no_grad():
         net[5].weight.mul_(3)
     with pytest.raises(ValueError, match=r"was measured where '5\.weight' had other values"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aliceopt import Alice
 from aliceopt.kernels.backend import MultiTensorBackend
 from aliceopt.kernels.native import CpuKernels
 from cpu_cases import DTYPES, assert_same, everything, needs_compiler, quadratic, run
@@ -230,3 +231,49 @@ def test_the_signed_hessian_stays_finite(implementation: str, size: float) -> No
         assert param.isfinite().all()
         assert optimizer.state[param]["hess"].isfinite().all()
         assert optimizer.state[param]["probe_center"].isfinite().all()
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in Triton's interpreter
+@pytest.mark.parametrize("implementation", ["eager", "compiled", "triton"])
+def test_no_gradient_is_too_large_for_the_glass(implementation: str) -> None:
+    """Sums of gradients beyond half the largest number overflow, and infinities cancel to NaN."""
+    if implementation == "triton":
+        pytest.importorskip("triton")
+    sizes = torch.tensor([0.0, 0.3, 0.6, 1.0])
+    signed = torch.cat([-sizes, sizes]) * LARGEST
+    plus, minus, center = torch.cartesian_prod(signed, signed, signed).t().contiguous()
+    param = nn.Parameter(torch.zeros(len(plus)))
+    optimizer = paper_alice([param], 0.01, quick_steps=0, implementation=implementation)
+    values = iter([plus, minus, center])
+
+    def closure() -> None:
+        param.grad = next(values)
+
+    optimizer.step(closure)
+    sample = 2 / 0.005 * ((plus.double() + minus.double()) / 2 - center.double()) ** 2
+    expected = (1 - 0.999) * sample.clamp(max=LARGEST)
+    torch.testing.assert_close(optimizer.state[param]["glass_density"], expected.float())
+    assert param.isfinite().all()
+    assert optimizer.state[param]["probe_center"].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("implementation", ["eager", "compiled", "triton"])
+@pytest.mark.parametrize("beta1", [0.5, 0.7, 0.9, 0.95])
+def test_the_largest_gradient_is_no_more_than_for_adamw(implementation: str, beta1: float) -> None:
+    """What ``nan_to_num_`` makes of an infinite one: divided by its weight it may overflow."""
+    if implementation == "triton":
+        pytest.importorskip("triton")
+    mine, theirs = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    options: Any = {"lr": 1e-3, "betas": (beta1, 0.999), "weight_decay": 0.1}
+    alice = Alice([mine], lookahead=1.0, implementation=implementation, **options)
+    adamw = torch.optim.AdamW([theirs], **options)
+    for _ in range(3):
+        for param in (mine, theirs):
+            param.grad = torch.tensor([torch.inf, -torch.inf, 1.0]).nan_to_num_()
+        alice.step()
+        adamw.step()
+    torch.testing.assert_close(mine, theirs)

@@ -10,13 +10,18 @@ import contextlib
 from typing import Any
 
 import pytest
+import torch
 
 import aliceopt.kernels.backend as backend_module
+import aliceopt.kernels.eager as eager_module
 import aliceopt.kernels.native as native
 import aliceopt.kernels.plan as plan_module
 import aliceopt.site as site_module
+import aliceopt.step as step_module
+import aliceopt.topography as topography_module
 from aliceopt import Alice
 from aliceopt.kernels.backend import MultiTensorBackend
+from aliceopt.kernels.eager import EagerBackend
 from aliceopt.probe import Probe
 from aliceopt.site import Sites
 from cpu_cases import needs_compiler
@@ -148,6 +153,45 @@ def test_a_step_whose_tables_are_new_can_be_interrupted_anywhere() -> None:
         case.assert_goes_on(case.check(where), where)
         case.restore()
     assert len(places) > 50
+
+
+EAGER = codes_of(
+    EagerBackend.update,
+    EagerBackend._update,
+    EagerBackend.rest,
+    eager_module.update_,
+    eager_module.in_slices,
+    topography_module.updated,
+    step_module.bounded_step,
+    step_module.moved,
+)
+
+
+@pytest.mark.parametrize("steps", [1, 2], ids=["quick", "measuring"])
+def test_the_oracle_can_be_interrupted_anywhere(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It updates slice by slice: each coordinate, with its state, is as before or as after."""
+    monkeypatch.setattr(eager_module, "SLICE", 16)
+    case = Case("eager", steps)
+    places = case.places(None, EAGER, "line")
+    for i, place in enumerate(places):
+        where = interrupted(case.run.step, EAGER, place, event="line")
+        assert where
+        case.run.assert_at_home(where)
+        assert_in_step(case, where)
+        if i % 5 == 0:
+            case.assert_goes_on(not same(case.run.found(), case.before), where)
+        case.restore()
+    assert len(places) > 50
+
+
+def assert_in_step(case: Case, place: Any) -> None:
+    """Of each coordinate all is as before, or all is as after."""
+    for there, old, new in zip(case.run.found(), case.before, case.after, strict=True):
+        before = [x == y for x, y in zip(there, old, strict=True)]
+        after = [x == y for x, y in zip(there, new, strict=True)]
+        assert (torch.stack(before).all(0) | torch.stack(after).all(0)).all(), place
 
 
 # ---- interrupts while interrupts are dealt with -----------------------------------------------

@@ -126,6 +126,45 @@ def test_what_is_replaced_between_a_loop_and_its_step_is_found() -> None:
     assert_same(drive)
 
 
+def center_and_more(optimizer: Alice, param: nn.Parameter) -> None:
+    optimizer.state[param]["probe_center"] = torch.ones_like(param, dtype=torch.float32)
+    optimizer.state[param]["mine"] = torch.zeros(())
+
+
+WHILE_AWAY = [change for change in replacements() if change.__name__ in (
+    "entry", "entry_laid_out_otherwise", "state", "no_state", "no_term", "nothing_left",
+    "other_memory", "other_memory_laid_out_otherwise", "exchanged", "checkpoint", "layout",
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("implementation", ["eager", "compiled"])
+@pytest.mark.parametrize("change", [*WHILE_AWAY, center_and_more], ids=lambda c: c.__name__)
+def test_what_is_replaced_while_parameters_look_ahead_is_found(
+    change: Any, implementation: str, dtype: torch.dtype
+) -> None:
+    """The positions are not lost: as if they had come home first."""
+
+    def drive(*, home: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(40, 40).to(dtype)) for _ in range(3)]
+        optimizer = paper_alice(params, lr=1e-2, quick_steps=1, implementation=implementation)
+        for _ in range(2):
+            optimizer.step(quadratic(params))
+        found = []
+        for step in range(3):
+            optimizer.look_ahead()
+            quadratic(params)()
+            if step == 1:
+                optimizer.come_home() if home else None
+                change(optimizer, params[1])
+            optimizer.step()
+            found += everything(optimizer)
+        return found
+
+    assert all(map(torch.equal, drive(home=True), drive(home=False)))
+
+
 @bits
 @pytest.mark.parametrize("to", ["parameter", "state"])
 def test_another_dtype_in_mid_training_is_served_by_the_oracle(to: str) -> None:

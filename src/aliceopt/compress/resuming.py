@@ -62,7 +62,7 @@ def started(
 
 
 def _marks(site: Site) -> list[float]:
-    place = local(site.state.get("probe_center", site.param)).double()
+    place = local(site.param).double()
     return [float(place.sum()), float(place.square().sum())]
 
 

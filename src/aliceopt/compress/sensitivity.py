@@ -79,7 +79,6 @@ def sensitivity(
     names: Iterable[str] | None = None,
     errors: bool = False,
     seed: int = 0,
-    center: Mapping[str, Tensor] | None = None,
     checkpoint: str | Path | None = None,
     every: int = 16,
     progress: Callable[[int], Any] | None = None,
@@ -100,7 +99,6 @@ def sensitivity(
         names: of the weights, all by default.
         errors: keep a second tensor a term, for `Sensitivity.error`.
         seed: of the signs; torch's random state is not used.
-        center: where to measure, by name; None: at the weights as they stand.
         checkpoint: a file, written at every ``every``-th batch and at the end; if it is there
             already, the measurement goes on from it, to the same bits. Of several processes each
             has its own, the rank behind its name.
@@ -111,7 +109,7 @@ def sensitivity(
     weights = weights_of(model, names)
     radii = _checked_radii(default_radius(model, names) if radius is None else radius)
     tensors = {name: weight.parameter for name, weight in weights.items()}
-    sites = sites_of(tensors, model, radii[0], center)
+    sites = sites_of(tensors, model, radii[0], None)
     path = None if checkpoint is None else own_path(Path(checkpoint))
     found = started(Sensitivity(radii, checked_terms(terms, TERMS), seed), path, sites, errors)
     for batch in islice(batches, found.batches, None):

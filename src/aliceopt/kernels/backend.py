@@ -95,10 +95,10 @@ class MultiTensorBackend:
         self._resting = False
         self._room: dict[torch.dtype, Tensor] = {}
 
-    def plan(self, sites: Sequence[Site], *, states: bool = True) -> Plan:
-        """The plan that has these sites, with addresses, of ``states`` too, as they are now."""
+    def plan(self, sites: Sequence[Site], **what: bool) -> Plan:
+        """The plan that has these sites, with addresses as they are now; ``what`` to `refresh`."""
         plan = self._plan
-        if plan is None or not plan.has(sites) or not plan.refresh(states=states):
+        if plan is None or not plan.has(sites) or not plan.refresh(**what):
             known: list[Site] = []
             if plan is not None:
                 self.rest(plan.sites)  # the new one would not know that they are away
@@ -112,7 +112,7 @@ class MultiTensorBackend:
     def depart(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Keep every position and go to the first probe point."""
         self._finish_rest()
-        plan = self.plan(sites)
+        plan = self.plan(sites, states=False)
         columns = plan.columns(sites)
         if not plan.all_usable:
             usable = plan.usable[columns]
@@ -143,7 +143,7 @@ class MultiTensorBackend:
 
     def move(self, sites: Sequence[Site], round_name: Round, draw: Draw) -> None:
         """Go to another probe point; who is not displaced stays at the center."""
-        before, plan = self._plan, self.plan(sites, states=False)
+        before, plan = self._plan, self.plan(sites, layouts=False, states=False)
         if plan is not before:  # which has brought everybody home
             self.depart(sites, round_name, draw)
             return
@@ -164,7 +164,7 @@ class MultiTensorBackend:
             return
         columns = plan.columns([site for site in sites if site in plan.column])
         columns = columns[plan.modes[columns] != HOME]
-        if len(columns) and not plan.refresh():
+        if len(columns) and not plan.refresh(states=False):
             self._carry_home(plan)
             return
         self._resting = True  # from here on the modes may be wrong, and only going again is right
@@ -173,15 +173,15 @@ class MultiTensorBackend:
         self._resting = False
 
     def _carry_home(self, plan: Plan) -> None:
-        """Bring all parameters back by torch's own operations, which do not mind another layout."""
+        """Bring all back by torch's own operations, wherever parameters and states lie by now."""
         for c in np.flatnonzero(plan.modes != HOME).tolist():
-            site, here, dtype = plan.sites[c], local(plan.sites[c].param), plan.dtypes[c]
+            here, dtype = local(plan.sites[c].param), plan.dtypes[c]
             if plan.modes[c] == SWAPPED:
-                nu = local(site.state["probe_center"])
+                nu = plan.held(c, Row.CENTER)
                 mu = nu.clone()
                 nu.copy_(here)
             elif plan.modes[c] == MASTER:
-                mu = local(site.state["position"])
+                mu = plan.held(c, Row.MASTER)
             else:
                 start = (int(plan.aside[c]) - self._room[dtype].data_ptr()) // dtype.itemsize
                 mu = self._room[dtype].as_strided(plan.shapes[c], plan.strides[c], start)
@@ -223,8 +223,8 @@ class MultiTensorBackend:
     ) -> None:
         """Averages, position and probe center of every site."""
         self._finish_rest()
-        # Those that are away had their states looked up when they left.
-        plan = self.plan(sites, states=not self._all_away(sites))
+        # Those that are away had their layouts looked up when they left.
+        plan = self.plan(sites, layouts=not self._all_away(sites))
         columns = plan.columns(sites)
         others: list[tuple[Site, Rates]] = []
         if not plan.all_usable:

@@ -151,9 +151,9 @@ template <class S> const S* gradient(const Span& span, const Update& update, int
     return buffer;
 }
 
-// rho <- bt rho + (1-bt) (2/lambda) ((g+ + g-)/2 - g0)^2 and h <- bt h + (1-bt) x. An x beyond the
-// largest number counts as that: averages of infinities would become NaN. `half` is 1/2 over the
-// radius, and `share` that times 1-bt.
+// rho <- bt rho + (1-bt) (2/lambda) ((g+ + g-)/2 - g0)^2 and h <- bt h + (1-bt) x. What is beyond
+// the largest number counts as that: infinities of both signs would add up to NaN. `half` is 1/2
+// over the radius, and `share` that times 1-bt.
 template <class S, int GLASS, int HESS>
 void average(const Span& span, Rows<S> at, const S* half, const S* share, const S* unit) {
     const S beta = span.number<S>(row::BETA_TOPO), fresh = span.number<S>(row::NEW_TOPO);
@@ -162,8 +162,9 @@ void average(const Span& span, Rows<S> at, const S* half, const S* share, const 
     for (int i = 0; i < span.count; ++i) {
         const S plus = at.plus[i], minus = at.minus[i];
         if (GLASS) {
-            const S twice = plus + minus - 2 * at.g0[i];  // the second difference
-            at.glass[i] = beta * at.glass[i] + twice * twice * share[i];
+            const S difference = plus / 2 + minus / 2 - at.g0[i];
+            const S y = difference * difference * (4 * share[i]);
+            at.glass[i] = beta * at.glass[i] + (y > most ? most : y);
         }
         if (HESS != hessian::NONE) {
             S x = (plus - minus) * (HESS == hessian::RMS ? half : share)[i];
@@ -225,8 +226,8 @@ template <class S, int LIMIT, int GLASS, int HESS> void step(const Span& span, R
     const S per_topo = inverse(row::TOPO_WEIGHT);
     const bool decays = span.number(row::DECAY) != 0;
     // No lower bound is 0, also where the unit is infinite because s underflows and eps is 0.
-    const S unit_max = span.number(row::LR_MIN) > 0 ? std::numeric_limits<S>::infinity()
-                                                    : std::numeric_limits<S>::max();
+    const S largest = std::numeric_limits<S>::max();
+    const S unit_max = span.number(row::LR_MIN) > 0 ? std::numeric_limits<S>::infinity() : largest;
     for (int first = 0; first < span.count; first += GROUP) {
         const int last = first + span.part(first, GROUP).count;
         const int next = first + SPAN;  // what the next span will read is fetched meanwhile
@@ -240,7 +241,8 @@ template <class S, int LIMIT, int GLASS, int HESS> void step(const Span& span, R
             const S g0 = at.g0[i], mu = at.mu[i];
             const S avg = beta1 * at.grad_avg[i] + new1 * g0;
             const S sq = beta2 * at.grad_sq[i] + new2 * g0 * g0;
-            const S g = avg * per_grad, size = std::fabs(g);
+            const S g = avg * per_grad, whole = std::fabs(g);
+            const S size = whole > largest ? largest : whole;  // exceeded by rounding
             S unit = 1;
             if (LIMIT == limit::SGD) unit = std::fabs(avg);
             if (LIMIT == limit::ADAM) unit = size / (std::sqrt(sq * per_sq) + eps);

@@ -2,7 +2,8 @@
 
 It is also what serves wherever the kernels cannot. A chain of operations on a large CPU tensor
 writes one large temporary after the other, and fresh memory costs page faults. So there a tensor is
-worked on in slices whose temporaries stay in the cache.
+worked on in slices whose temporaries stay in the cache. An interrupt leaves each slice, with its
+state, as before an update or as after it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..sharding import block_of, local, sum_over_shards
 from ..signs import run_words, sign_key, signs_in
 from ..site import Draw, Site, averages, signs_of, state_dtype
 from ..step import bounded_step, moved
-from ..topography import Averages, Gradients, Rates, average_, updated
+from ..topography import Averages, Gradients, Rates, updated
 from .base import Round
 
 __all__ = ["EagerBackend", "position_of", "sum_dtype"]
@@ -30,43 +31,32 @@ SLICE = 1 << 17
 
 
 def update_(
-    there: Tensor, mu: Tensor, nu: Tensor, old: Averages, grads: Gradients, rates: Rates
+    there: list[Tensor], mu: Tensor, nu: Tensor, old: Averages, grads: Gradients, rates: Rates
 ) -> Tensor | int:
     """Topography and step in one go, in place; returns how many coordinates were left alone.
 
-    The new mu goes ``there``, which may be where the old one is. A coordinate any of whose
-    gradients is not finite keeps mu, nu and averages; where there may be one, copies are averaged.
+    The new mu also goes ``there``. A coordinate any of whose gradients is not finite keeps mu, nu
+    and averages. All is written in one call at the end, which Python cannot interrupt: before it
+    mu, nu and averages are old, and after it they are new.
     """
-    if _plainly_finite(grads):
-        average_(old, grads, rates)
-        moved(mu, bounded_step(old, rates), rates, out=(there, nu))
-        return 0
     new = updated(old, grads, rates)
-    position, center = moved(mu, bounded_step(new, rates), rates)
-    ok = _all_finite(grads)
-    left_alone = ok.logical_not().sum()
-    there.copy_(torch.where(ok, position, mu))
-    for kept, other in zip((nu, *old), (center, *new), strict=True):
-        if kept is not None and other is not None and other is not kept:
-            kept.copy_(torch.where(ok, other, kept))
+    pairs = zip((mu, nu, *old), (*moved(mu, bounded_step(new, rates), rates), *new), strict=True)
+    kept = [(x, y) for x, y in pairs if x is not None and y is not None and y is not x]
+    left_alone: Tensor | int = 0
+    if (ok := _finite(grads)) is not None:
+        left_alone = ok.logical_not().sum()
+        kept = [(x, torch.where(ok, y, x)) for x, y in kept]
+    kept += [(place, kept[0][1]) for place in there]
+    torch._foreach_copy_([x for x, _ in kept], [y for _, y in kept])
     return left_alone
 
 
-def _plainly_finite(grads: Gradients) -> bool:
-    """Whether a sum says that all gradients are finite; on a CPU, where asking costs nothing."""
-    if grads.center.device.type != "cpu":
-        return False
-    sums = [g.sum() for g in (grads.center, grads.plus, grads.minus) if g is not None]
-    return all(math.isfinite(float(total)) for total in sums)
-
-
-def _all_finite(grads: Gradients) -> Tensor:
-    """Where all gradients of a coordinate are finite."""
-    ok = torch.isfinite(grads.center)
-    for side in (grads.plus, grads.minus):
-        if side is not None:
-            ok = ok & torch.isfinite(side)
-    return ok
+def _finite(grads: Gradients) -> Tensor | None:
+    """Where all gradients of a coordinate are finite; None: a sum, cheap on a CPU, says all are."""
+    given = [g for g in (grads.center, grads.plus, grads.minus) if g is not None]
+    if given[0].device.type == "cpu" and all(math.isfinite(float(g.sum())) for g in given):
+        return None
+    return torch.stack([g.isfinite() for g in given]).all(0)
 
 
 def position_of(site: Site) -> Tensor:
@@ -197,7 +187,7 @@ class EagerBackend:
             self._signs.pop(site, None)
 
     def _update(self, site: Site, rates: Rates, draw: Draw, clip: Tensor | None) -> None:
-        """All but the return to the position, which is new, of one site."""
+        """Averages, position and probe center of one site."""
         mu, nu, old = self.aside[site], self.center(site), averages(site.state, site.group)
         sides = (site.plus, site.minus) if rates.measuring else (None, None)
         signs = self._signs_for(site, draw)
@@ -210,8 +200,8 @@ class EagerBackend:
                 grad = grad * clip.to(like.dtype)
             return -grad if rates.maximize else grad
 
-        def work(start: int, here: Tensor, mu: Tensor, nu: Tensor, *rest: Any) -> Tensor | int:
-            *averages, grad, plus, minus = rest
+        def work(start: int, *pieces: Any) -> Tensor | int:
+            here, master, mu, nu, *averages, grad, plus, minus = pieces
             grads = Gradients(prepared(grad, mu))
             if rates.measuring:
                 grads = Gradients(
@@ -221,16 +211,13 @@ class EagerBackend:
                     realised_radius(nu, site.param.dtype, site.radius),
                     signs.of(start, nu) if rates.hessian == "signed" else None,
                 )
-            there = mu if site.low_precision else here
+            there = [here] if master is None else [here, master]
             return update_(there, mu, nu, Averages(*averages), grads, rates)
 
-        written = (local(site.param), mu, nu, *old)
+        master = site.state.get("position")  # also of a parameter that was cast to float32 since
+        written = (local(site.param), None if master is None else local(master), mu, nu, *old)
         for left_alone in in_slices(work, written, site.gradient, *sides):
             site.skipped += left_alone
-        if site.low_precision:
-            local(site.param).copy_(mu)
-        if "position" in site.state:  # also of a parameter that was cast to float32 since
-            local(site.state["position"]).copy_(mu if site.low_precision else local(site.param))
 
 
 class _Signs:

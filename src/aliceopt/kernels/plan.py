@@ -22,12 +22,13 @@ __all__ = ["Plan", "write_numbers"]
 
 _STATE = {
     "probe_center": Row.CENTER,
+    "position": Row.MASTER,
     "grad_avg": Row.GRAD_AVG,
     "grad_sq": Row.GRAD_SQ,
     "glass_density": Row.GLASS,
     "hess": Row.HESS,
-    "position": Row.MASTER,
 }
+"""A state's tensors; the first two are what moves need."""
 
 _NEEDED = ("probe_center", "grad_avg", "grad_sq")
 """What no update can do without."""
@@ -92,6 +93,7 @@ class Plan:
         self._states = [site.state for site in self.sites]
         self._entries = -1  # in these states, when they were last looked at
         self._placed: list[Tensor] = []
+        self._movers = 0
         self._places = np.zeros(0, dtype=np.int64)
         self._chunks: dict[Hashable, list[_Chunks]] = {}
         self._addresses: list[int] = []
@@ -144,16 +146,17 @@ class Plan:
 
     # ---- filling ------------------------------------------------------------------------------
 
-    def refresh(self, *, states: bool = True) -> bool:
-        """Where parameters and their ``states`` are now; False if a parameter's layout changed.
+    def refresh(self, *, layouts: bool = True, states: bool = True) -> bool:
+        """Where parameters and ``states`` are now, at least what moves need of these.
 
-        A state may have got more entries. Where one was replaced, the whole plan is, by the next
-        `Sites.bind`. Without ``states``, in mid-step, parameters in their places are as they were.
+        False if a parameter's layout changed or, while any is away, a state: it may have got more
+        entries, or other memory. Where an entry was replaced, the whole plan is, by the next
+        `Sites.bind`. Without ``layouts``, in mid-step, parameters in their places are as they were.
         """
         params = self.params()
         addresses = list(map(Tensor.data_ptr, params))
         moved = addresses != self._addresses
-        if (states or moved) and (
+        if (layouts or moved) and (
             list(map(Tensor.stride, params)) != self.strides
             or list(map(Tensor.numel, params)) != self.sizes
         ):
@@ -169,17 +172,22 @@ class Plan:
                 return False
             self._stood = self._sent = None
             self.host[Row.PARAM] = self._addresses = addresses
-        entries = sum(map(len, self._states))
-        if entries == self._entries and (not states or self._found() == self._state_addresses):
-            return True
+        there = self._found(None if states else self._movers)
+        same = there == self._state_addresses[: len(there)]
+        same = same and (not states or sum(map(len, self._states)) == self._entries)
+        if same or self.modes.any():
+            return same  # those that are away go home by what they left by
         self._look_again()  # what lies elsewhere may lie there otherwise
-        self._entries = entries
         return True
 
-    def _found(self) -> list[int]:
-        """Where the states' tensors are."""
-        there = map(local, self._placed) if self._sharded else self._placed
-        return list(map(Tensor.data_ptr, there))
+    def _found(self, count: int | None = None) -> list[int]:
+        """Where the states' tensors are, or the first of them."""
+        there = self._placed[:count]
+        return list(map(Tensor.data_ptr, map(local, there) if self._sharded else there))
+
+    def held(self, column: int, row: Row) -> Tensor:
+        """What a state had there when it was last looked at; somebody may have replaced it."""
+        return local(self._placed[self._places.tolist().index(column * Row.ROWS + row)])
 
     def _look_again(self) -> None:
         """Find out who has which tensors in its state, and whom the kernels can take."""
@@ -191,11 +199,14 @@ class Plan:
         ]
         self._places = np.asarray([place for place, _ in held], dtype=np.int64)
         self._placed = [tensor for _, tensor in held]
+        self._movers = sum(place % Row.ROWS in (Row.CENTER, Row.MASTER) for place, _ in held)
         self._stood = self._sent = None
         self.host[list(_STATE.values())] = 0
-        self._memory.reshape(-1)[self._places] = self._state_addresses = self._found()
+        self._memory.reshape(-1)[self._places] = found = self._found()
         self.usable = np.asarray([self._is_usable(i) for i in range(len(self.sites))])
         self.all_usable = bool(self.usable.all())
+        # Last: what was interrupted before is done again.
+        self._state_addresses, self._entries = found, sum(map(len, self._states))
 
     def _is_usable(self, i: int) -> bool:
         """Dense, of a dtype the kernels know, with a state laid out alike, in state precision."""

@@ -250,8 +250,8 @@ def update_kernel(
         else:
             inverse = 1 / tl.where(radius > 0, radius, 1.0)
         if USE_GLASS:
-            twice = plus + minus - 2 * g0  # the second difference
-            sample = twice * twice * (new * (0.5 * inverse))
+            difference = plus * 0.5 + minus * 0.5 - g0
+            sample = tl.minimum(difference * difference * (new * (2 * inverse)), new * LARGEST)
             # A captured measuring step may find a group whose lr, and so its radius, is zero.
             rho = tl.where(ok, tl.where(radius > 0, bt * rho + sample, rho), rho)
             tl.store(glass_at, rho, mask=mask)
@@ -272,7 +272,7 @@ def update_kernel(
 
     # The step: quasi-Newton between the bounds.
     g = avg * (1 / _number(column, rows.GRAD_WEIGHT, S))
-    size = tl.abs(g)
+    size = tl.minimum(tl.abs(g), LARGEST)  # which a gradient that large may exceed by rounding
     if LIMIT == codes.FIXED:
         unit = tl.full((BLOCK,), 1.0, S)
     elif LIMIT == codes.ADAM:
