@@ -271,7 +271,7 @@ class Probe:
 
     def finish(self, *, watching: bool = True) -> None:
         """All evaluations are done; from here on the center's gradients should stay as they are."""
-        if self.measuring and watching:
+        if watching and self.watch is not None and self.watch.is_looking:
             self._center = CenterWatch([site.param for site in self.sites])
         self.finished = True
         if self.watch is not None:

@@ -274,7 +274,7 @@ def called_without_gradient(
 class Watch:
     """Everything that an optimizer looks out for while a step measures.
 
-    Buffers and batches only the first time.
+    Buffers and batches only the first time, gradients in the first `LOOKS` steps.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
@@ -299,6 +299,11 @@ class Watch:
         self._gradients = GradientWatch() if self._looks else None
         self._first = False
         return self
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether this step's gradients are looked at."""
+        return self._gradients is not None
 
     def begin(self) -> None:
         """A round of it begins."""
