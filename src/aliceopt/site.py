@@ -289,7 +289,8 @@ class Sites(Sequence[Site]):
             site.rates = rate
         steps, weights, unmeasured, last_used = self._numbers
         columns, made = self._chosen.columns, distinct(numbers)
-        gap = self._gap(step, measured=any(rate.measuring for rate in made))
+        limits = {id(group): _longest_wait(group) for group in self._groups}
+        gap = self._gap(step, limits, measured=any(rate.measuring for rate in made))
         steps[columns] += 1
         # What a measuring update makes of the weight, its `Rates` have worked out already.
         weights[columns] = [rate.topo_weight for rate in made]
@@ -298,11 +299,9 @@ class Sites(Sequence[Site]):
         last_used[columns] = step
         return gap
 
-    def _gap(self, step: int, *, measured: bool) -> int | None:
+    def _gap(self, step: int, limits: Mapping[int, float], *, measured: bool) -> int | None:
         """Of those chosen who have waited too long, the fewest steps since the last use."""
-        columns, groups = self._chosen.columns, {id(group): group for group in self._groups}
-        limits = {i: _longest_wait(group) for i, group in groups.items()}
-        steps, weights, unmeasured, last_used = self._numbers[:, columns]
+        steps, weights, unmeasured, last_used = self._numbers[:, self._chosen.columns]
         longest = min(limits.values())
         if longest == math.inf or (unmeasured.max(initial=0) < longest and weights.all()):
             return None  # mostly

@@ -19,6 +19,7 @@ import aliceopt.kernels.plan as plan_module
 import aliceopt.site as site_module
 import aliceopt.step as step_module
 import aliceopt.topography as topography_module
+import aliceopt.watching as watching
 from aliceopt import Alice
 from aliceopt.kernels.backend import MultiTensorBackend
 from aliceopt.kernels.eager import EagerBackend
@@ -125,8 +126,11 @@ def test_the_other_kernels_can_be_interrupted_anywhere(steps: int) -> None:
 @pytest.mark.filterwarnings("ignore:the gradients of a finished loop")  # whose step was interrupted
 @pytest.mark.parametrize("work", ["step", "loop"])
 @STEPS
-def test_what_drives_a_step_can_be_interrupted_anywhere(work: str, steps: int) -> None:
+def test_what_drives_a_step_can_be_interrupted_anywhere(
+    work: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the optimizer and the probe, too; the next call, here for a checkpoint, puts all right."""
+    monkeypatch.setattr(watching, "LOOKS", 10**6)  # every step goes through the same lines
     case = Case("compiled", steps)
 
     def go() -> None:

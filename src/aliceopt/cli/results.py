@@ -22,6 +22,7 @@ Source = Annotated[
         "results."
     ),
 ]
+OfScale = Annotated[str, typer.Option("--scale", help="See aliceopt list.")]
 From = Annotated[Path, typer.Option("--from", help="Folder of the kept results.")]
 KEPT = Path("results")
 Overwrite = Annotated[
@@ -92,7 +93,7 @@ def compare(
     to: Annotated[str, typer.Option(help="The method that the others are compared with.")] = (
         "adamw"
     ),
-    scale: Annotated[str, typer.Option(help="See aliceopt list.")] = "lab",
+    scale: OfScale = "lab",
     results: From = KEPT,
 ) -> None:
     """Compare methods, each at the rate that was best at the tuning seed, over the other seeds."""
@@ -141,6 +142,7 @@ def draw(
         str | None,
         typer.Option(help="By commas, like adamw,ahead-2; by default all tried at two rates."),
     ] = None,
+    scale: OfScale = "lab",
     results: From = KEPT,
 ) -> None:
     """Draw the final metric against the learning rate, for every method that was tried at some."""
@@ -155,4 +157,7 @@ def draw(
         path = results / f"{experiment}.jsonl"
         if not path.exists():
             raise ValueError(f"there is no {str(path)!r}: see aliceopt results show")
-        say(f"figure: {draw_rates(as_filed(read_kept(path)), out, split_names(methods))}")
+        lines = [line for line in read_kept(path) if line.scale == scale]
+        if not lines:
+            raise ValueError(f"{str(path)!r} has no runs of scale {scale!r}")
+        say(f"figure: {draw_rates(as_filed(lines), out, split_names(methods))}")

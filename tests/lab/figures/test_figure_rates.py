@@ -102,3 +102,6 @@ def test_the_command_draws_what_the_repository_keeps(tmp_path: Path) -> None:
     result = CliRunner().invoke(build(), ["results", "draw", "nope", *asked])
     assert result.exit_code == 2
     assert "there is no" in result.stderr
+    result = CliRunner().invoke(build(), ["results", "draw", "pays-gpt", "--scale", "huge", *asked])
+    assert result.exit_code == 2
+    assert "has no runs of scale 'huge'" in result.stderr

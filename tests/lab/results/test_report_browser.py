@@ -193,7 +193,7 @@ def test_the_finding_of_a_default_study_fills_a_phone_too(
     write_folder(tmp_path, plan, {key: math.exp(value) for key, value in exponents.items()})
     screen = {"width": 390, "height": 844}
     page = open_page(browser, write_report(tmp_path), trouble, viewport=screen)
-    assert page.locator("#finding .worth").inner_text().startswith("Look-ahead: ")
+    assert page.locator("#finding .worth").inner_text().startswith("Look-ahead (against AdamW")
     assert "(log)" in page.locator("#finding .axis .name").inner_text()
     box = page.locator("#finding").bounding_box()
     assert box["y"] + box["height"] <= screen["height"]
