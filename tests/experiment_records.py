@@ -122,11 +122,21 @@ def _write_exponents(journal: Journal, where: dict[str, Any], seed: int, done: f
 
 
 def kept_run(
-    experiment: str, method: str, seed: int, final: float | None, *, device: str = "a GPU"
+    experiment: str,
+    method: str,
+    seed: int,
+    final: float | None,
+    *,
+    scale: str = "lab",
+    device: str = "a GPU",
+    curve: dict[str, Any] | None = None,
 ) -> Kept:
     """A kept run of an experiment as it is filed, which ended like this; None: it diverged."""
-    plan = experiment_plan(experiment, methods=[method], seeds=[seed], read=False, check=False)
+    plan = experiment_plan(
+        experiment, scale, methods=[method], seeds=[seed], read=False, check=False
+    )
     config = plan.run(plan.runs[0])
+    columns = ("epoch", "gradients", "seconds", "loss", "metric")
     return Kept(
         id="",
         experiment=experiment,
@@ -141,7 +151,7 @@ def kept_run(
         final=final,
         best=final,
         steps=config.training.steps,
-        gradients=config.training.steps,
+        gradients=plan.runs[0].gradients,
         seconds=8.0,
         date="2026-11-16T10:00:00+00:00",
         device=device,
@@ -149,5 +159,5 @@ def kept_run(
         parameters=1,
         data="some",
         config=config,
-        curve={name: [0.0] for name in ("epoch", "gradients", "seconds", "loss", "metric")},
+        curve={name: [0.0] for name in columns} | (curve or {}),
     )

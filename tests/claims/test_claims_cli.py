@@ -37,10 +37,11 @@ def test_json_holds_every_claim_with_its_numbers(everything):
     _, records = everything
     assert [record["id"] for record in records] == [claim.id for claim in claims.CLAIMS]
     for record in records:
-        assert record["verdict"] in {"confirmed", "corrected", "open"}
+        trained = record["decided_by"] != ""
+        assert trained or record["verdict"] in {"confirmed", "corrected"}
         assert {"measured", "expected", "standard_error", "paper", "statement"} <= record.keys()
         numbers = [record["measured"], record["expected"]]
-        assert all(isinstance(x, float | int) for x in numbers) or record["verdict"] == "open"
+        assert all(isinstance(x, float | int) for x in numbers) or trained
         assert record["seed"] == 3
         assert record["samples"] == 1000
         assert record["versions"]["aliceopt"] == aliceopt.__version__
@@ -57,8 +58,8 @@ def test_the_table_is_plain_and_complete_when_piped(everything):
         if record["verdict"] == "corrected":
             assert record["correction"] in text
     verdicts = [record["verdict"] for record in records]
-    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("confirmed", "corrected", "open"))
-    assert text.splitlines()[-1] == f"{counts}, 0 failed"
+    counts = [f"{verdicts.count(v)} {v}" for v in claims.registry.VERDICTS]
+    assert text.splitlines()[-1] == f"{', '.join(counts[:3])}; {', '.join(counts[3:])}"
 
 
 def test_the_table_fits_a_narrow_terminal():
@@ -70,7 +71,7 @@ def test_the_table_fits_a_narrow_terminal():
 
 def test_only_selects_by_id_and_by_prefix():
     text = invoke("claims", "--only", "thm6-exact", "--only", "zero-").stdout
-    assert "3 confirmed, 1 corrected, 0 open, 0 failed" in text
+    assert "3 confirmed, 1 corrected, 0 failed; 0 reproduced" in text
     assert "zero-hessian" in text
     assert "thm6-clamped" not in text
 
@@ -81,7 +82,7 @@ def test_a_failed_claim_exits_1_and_is_named(monkeypatch, tmp_path):
     result = invoke("claims", "--only", "thm4-mean", "--json", str(path))
     assert result.exit_code == 1
     assert "failed thm4-mean: " in result.stdout
-    assert "0 confirmed, 0 corrected, 0 open, 1 failed" in result.stdout
+    assert "0 confirmed, 0 corrected, 1 failed;" in result.stdout
     assert json.loads(path.read_text())[0]["verdict"] == "failed"
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aliceopt.claims import Claim, Context, Measurement, judge, run, select
+from aliceopt.claims import Claim, Context, Measurement, Training, Verdict, judge, run, select
 from aliceopt.claims.estimate import estimate, exponent, mean, ratio
 
 CLAIM = Claim("some-claim", "Theorem 0", "statement", "paper")
@@ -69,12 +69,24 @@ def test_an_experiment_that_raises_fails_and_the_others_still_run():
     claims = [
         Claim("a", "", "", "", experiment=broken),
         Claim("b", "", "", "", experiment=sound),
-        Claim("c", "", "", "", decided_by="a-long-run"),
+        Claim("c", "", "", "", training=Training("a-long-run")),
     ]
     first, second, third = run(claims, Context())
-    assert (first.verdict, second.verdict, third.verdict) == ("failed", "confirmed", "open")
+    assert (first.verdict, second.verdict, third.verdict) == ("failed", "confirmed", "cannot tell")
     assert "ArithmeticError: no such number" in first.note
-    assert third.note == "decided by the experiment a-long-run"
+    assert "not looked at" in third.note
+
+
+def test_a_claim_about_training_gets_the_verdict_of_whoever_looks_at_results():
+    claims = [Claim("c", "", "", "", training=Training("a-long-run"))]
+    (found,) = run(claims, Context(trained=lambda training: ("reproduced", training.experiment)))
+    assert (found.verdict, found.note) == ("reproduced", "a-long-run")
+
+    def unreadable(training: Training) -> tuple[Verdict, str]:
+        raise ValueError("line 1 is no record")
+
+    (found,) = run(claims, Context(trained=unreadable))
+    assert (found.verdict, "line 1 is no record" in found.note) == ("failed", True)
 
 
 def test_select_takes_ids_and_prefixes_and_names_what_it_does_not_know():

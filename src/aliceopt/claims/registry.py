@@ -7,9 +7,14 @@ it; the *paper's* is what the paper prints.
     failed      measured and expected differ
     confirmed   they agree, and the paper agrees with what was measured
     corrected   they agree, and the paper does not
-    open        nothing was measured: the claim is about training runs
 
 Numbers agree when they differ by at most four standard errors plus the stated tolerance.
+
+A claim about training runs, which take hours, is judged by results that were kept of such runs:
+
+    reproduced       they show what the paper says, by more than their 95% interval
+    not reproduced   they show the contrary of it, by more than that
+    cannot tell      neither, or too few are kept; the note says why
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
@@ -32,6 +37,7 @@ __all__ = [
     "Context",
     "Measurement",
     "Result",
+    "Training",
     "Verdict",
     "judge",
     "register",
@@ -40,8 +46,10 @@ __all__ = [
 ]
 
 Relation = Literal["=", "<=", ">="]
-Verdict = Literal["confirmed", "corrected", "open", "failed"]
-VERDICTS: tuple[Verdict, ...] = ("confirmed", "corrected", "open", "failed")
+Verdict = Literal[
+    "confirmed", "corrected", "failed", "reproduced", "not reproduced", "cannot tell"
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 STANDARD_ERRORS = 4
 DEFAULT_SAMPLES = 20_000
@@ -100,16 +108,32 @@ def _holds(value: float, relation: Relation, target: float, slack: float) -> boo
     return value <= target + slack if relation == "<=" else value >= target - slack
 
 
+@dataclass(frozen=True)
+class Training:
+    """What a claim about training says of an experiment of the lab (`aliceopt list`).
+
+    Of every pair of methods the first ends better than the second, after as many steps; or, with
+    ``equal_gradients``, when it has had as many gradients as the second in all. Without pairs it is
+    about the exponents of gradient variations: the last block's is near 2, the others' below.
+    """
+
+    experiment: str
+    pairs: tuple[tuple[str, str], ...] = ()
+    equal_gradients: bool = False
+
+
 @dataclass
 class Context:
     """What every experiment is given: where randomness comes from and how much of it.
 
     ``samples`` scales every Monte-Carlo size: an experiment asks for the number of draws it needs
-    by default and gets it times ``samples / DEFAULT_SAMPLES``.
+    by default and gets it times ``samples / DEFAULT_SAMPLES``. ``trained`` judges claims about
+    training, by a verdict and its reason: `aliceopt.lab.results.reproduced` has one.
     """
 
     seed: int = 0
     samples: int = DEFAULT_SAMPLES
+    trained: Callable[[Training], tuple[Verdict, str]] | None = None
     _shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def generator(self, name: str) -> torch.Generator:
@@ -136,8 +160,8 @@ Experiment = Callable[[Context], Measurement]
 class Claim:
     """One statement of the paper: where it stands, what it says, and how it is tested.
 
-    ``correction`` is the sentence printed when the verdict is "corrected". A claim without an
-    experiment is open, and ``decided_by`` names the training experiment that settles it.
+    ``correction`` is the sentence printed when the verdict is "corrected". A claim about training
+    has no experiment of its own but says what kept results must show.
     """
 
     id: str
@@ -146,7 +170,7 @@ class Claim:
     paper: str
     correction: str = ""
     experiment: Experiment | None = None
-    decided_by: str = ""
+    training: Training | None = None
 
 
 def register(
@@ -163,7 +187,7 @@ def register(
 
 @dataclass(frozen=True)
 class Result:
-    """A claim with its verdict; ``measurement`` is None for open claims and broken experiments."""
+    """A claim and its verdict; no measurement of training runs and of broken experiments."""
 
     claim: Claim
     verdict: Verdict
@@ -180,9 +204,13 @@ def judge(claim: Claim, measurement: Measurement) -> Result:
 
 
 def _settle(claim: Claim, context: Context) -> Result:
-    if claim.experiment is None:
-        return Result(claim, "open", note=f"decided by the experiment {claim.decided_by}")
+    if claim.training is not None and context.trained is None:
+        return Result(claim, "cannot tell", note="kept results were not looked at")
     try:
+        if claim.training is not None and context.trained is not None:
+            verdict, reason = context.trained(claim.training)
+            return Result(claim, verdict, note=reason)
+        assert claim.experiment is not None
         return judge(claim, claim.experiment(context))
     except Exception as error:  # one broken experiment must not hide the other verdicts
         return Result(

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["as_records", "print_results", "run_with_progress", "summary"]
 
-_STYLES = {"confirmed": "green", "corrected": "yellow", "open": "cyan", "failed": "bold red"}
+_STYLES = {
+    "confirmed": "green",
+    "corrected": "yellow",
+    "failed": "bold red",
+    "reproduced": "green",
+    "not reproduced": "yellow",
+    "cannot tell": "cyan",
+}
 
 
 def run_with_progress(claims: Sequence[Claim], context: Context) -> list[Result]:
@@ -60,9 +67,10 @@ def print_results(results: Sequence[Result], console: Console) -> None:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """``N confirmed, N corrected, N open, N failed``."""
+    """``N confirmed, N corrected, N failed; N reproduced, N not reproduced, N cannot tell``."""
     counts = Counter(result.verdict for result in results)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+    said = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS]
+    return f"{', '.join(said[:3])}; {', '.join(said[3:])}"
 
 
 def _why(result: Result) -> str:
@@ -103,7 +111,7 @@ def _numbers(result: Result) -> tuple[str, str]:
     """The cells for the expected and the measured value."""
     m = result.measurement
     if m is None:
-        return "", "needs training" if result.verdict == "open" else "nothing"
+        return "", "training" if result.claim.training is not None else "nothing"
     return _expected(m), _measured(m)
 
 
@@ -140,7 +148,7 @@ def as_records(results: Sequence[Result], context: Context) -> list[dict[str, An
             "verdict": result.verdict,
             "correction": result.claim.correction if result.verdict == "corrected" else "",
             "note": result.note,
-            "decided_by": result.claim.decided_by,
+            "decided_by": getattr(result.claim.training, "experiment", ""),
             "seed": context.seed,
             "samples": context.samples,
             "versions": versions,

@@ -20,13 +20,17 @@ def claims(
     samples: Annotated[
         int | None, typer.Option(help="Scale of the Monte-Carlo sizes; the default is 20000.")
     ] = None,
+    results: Annotated[
+        Path, typer.Option(help="Folder of the kept results that claims about training go by.")
+    ] = Path("results"),
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the results to this file.")
+        Path | None, typer.Option("--json", help="Also write the verdicts to this file.")
     ] = None,
 ) -> None:
     """Measure the paper's numbers anew; exit 1 if theory and measurement disagree anywhere."""
     from aliceopt import claims as package
     from aliceopt.claims import table
+    from aliceopt.lab.results.reproduced import judged
     from aliceopt.lab.terminal import stdout_console
 
     samples = package.DEFAULT_SAMPLES if samples is None else samples
@@ -41,13 +45,13 @@ def claims(
         refuse(f"--samples must be a whole number from {least} to {most}, got {samples}")
     if json_file is not None:
         _require_writable(json_file)
-    context = package.Context(seed=seed, samples=samples)
-    results = table.run_with_progress(chosen, context)
-    table.print_results(results, stdout_console())
+    context = package.Context(seed, samples, lambda training: judged(training, results))
+    found = table.run_with_progress(chosen, context)
+    table.print_results(found, stdout_console())
     if json_file is not None:
-        records = table.as_records(results, context)
+        records = table.as_records(found, context)
         _write(json_file, json.dumps(records, indent=2, allow_nan=False) + "\n")
-    if any(result.verdict == "failed" for result in results):
+    if any(result.verdict == "failed" for result in found):
         raise typer.Exit(1)
 
 

@@ -70,18 +70,21 @@ class Compared:
 HEAD = ("method", "lr", "seeds", "final", "difference", "gradients", "seconds")
 
 
-def difference(paired: Paired | None, metric: str) -> str:
-    """A mean difference and half of its 95% interval; a dash where there is none.
+def difference(paired: Paired | None, metric: str, level: float = ALPHA) -> str:
+    """A mean difference and half of its interval, of 95% unless told; a dash where there is none.
 
-    >>> difference(Paired((0.1, 0.3)), "accuracy")
-    '+0.20 \u00b1 1.27'
+    >>> difference(Paired((0.1, 0.3)), "accuracy"), difference(Paired((0.1,)), "accuracy")
+    ('+0.20 \u00b1 1.27', '+0.10')
     """
     if paired is None:
         return "\u2013"
-    half = paired.half_width(ALPHA)
-    places = max(PLACES[metric], decimals(half))
+    places, half = PLACES[metric], None
+    if len(paired.differences) > 1:
+        half = paired.half_width(level)
+        places = max(places, decimals(half))
     mean = signed(paired.mean, places)
-    return f"{'' if mean.startswith(MINUS) else '+'}{mean} \u00b1 {half:.{places}f}"
+    said = mean if mean.startswith(MINUS) else f"+{mean}"
+    return said if half is None else f"{said} \u00b1 {half:.{places}f}"
 
 
 def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -> list[Compared]:
