@@ -112,14 +112,12 @@ def _holds(value: float, relation: Relation, target: float, slack: float) -> boo
 class Training:
     """What a claim about training says of an experiment of the lab (`aliceopt list`).
 
-    Of every pair of methods the first ends better than the second, after as many steps; or, with
-    ``equal_gradients``, when it has had as many gradients as the second in all. Without pairs it is
-    about the exponents of gradient variations: the last block's is near 2, the others' below.
+    Of every pair of methods the first ends better than the second. Without pairs it is about the
+    exponents of gradient variations: the last block's is near 2, the others' below.
     """
 
     experiment: str
     pairs: tuple[tuple[str, str], ...] = ()
-    equal_gradients: bool = False
 
 
 @dataclass

@@ -73,8 +73,6 @@ CLAIMS: list[Claim] = [
         "Methods",
         "Alice performs at least as well as Adam and SGD-M, at equal gradients",
         paper='"at least as well", per step',
-        training=Training(
-            "resnet18-methods", (("alice", "adam"), ("alice", "sgd-m")), equal_gradients=True
-        ),
+        training=Training("resnet18-methods", (("alice-equal", "adam"), ("alice-equal", "sgd-m"))),
     ),
 ]

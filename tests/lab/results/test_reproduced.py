@@ -126,22 +126,6 @@ def test_runs_with_other_settings_than_filed_do_not_count(tmp_path):
     assert (found, "no run is kept of alice" in reason) == ("cannot tell", True)
 
 
-def test_at_equal_gradients_the_dearer_method_is_taken_where_it_had_as_many(tmp_path):
-    """Better at its end, worse when Adam had had its last gradient."""
-    spent = experiment_plan("resnet18-methods", "paper", methods=["adam"], read=False, check=False)
-    last = spent.runs[0].gradients
-    for seed in range(3):
-        points = {"gradients": [0, last - 1, last, last + 1, 2 * last]}
-        points["metric"] = [10.0, 92.0, 92.1 + seed / 10, 99.0, 95.0]
-        others = {name: [0.0] * 5 for name in ("epoch", "seconds", "loss")}
-        add([kept_run("resnet18-methods", "alice", seed, 95.0, **PAPER, curve=points | others)], tmp_path)
-    equal = Training("resnet18-methods", METHODS.pairs[:1], equal_gradients=True)
-    found, reason = verdict(ADAM, tmp_path, equal)
-    assert found == "not reproduced"
-    assert "alice over adam \u22121.20" in reason
-    assert judged(Training("resnet18-methods", METHODS.pairs[:1]), tmp_path)[0] == "reproduced"
-
-
 def exponents(last: float, others: float, width: float = 0.05) -> list[Kept]:
     """A kept run that ended with these exponents, the first block's and the last one's."""
     values = dict.fromkeys(BLOCKS, others) | {BLOCKS[-1]: last}

@@ -9,6 +9,8 @@ A page holds a place for a number or a table, a comment of HTML that says what b
     <!-- results: mean pays-gpt adamw@8e-3 -->...                   likewise, at that rate
     <!-- results: seconds pays-gpt ahead-1_5 -->...                 of a run
     <!-- results: runs pays-gpt -->...                              how many are kept
+    <!-- results: paper resnet18-methods/paper -->...      min, median and max beside the paper's
+    <!-- results: verdicts table -->...                    on its claims about training; or counts
     <!-- results: compress pays-gpt rounds=3 -->...        losses of pruned networks, by criterion
     <!-- results: compress-radii pays-gpt -->...           the same, by the probes' radius
     <!-- results: compress-layers pays-gpt 0.5 -->...      what predictions by layer are worth
@@ -22,16 +24,22 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from aliceopt.claims import CLAIMS
+from aliceopt.claims.registry import VERDICTS
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.filed import as_filed
 from aliceopt.lab.results.kept import mean_seconds, read_kept
 from aliceopt.lab.results.kept_compare import HEAD, PLACES, Compared, compare_kept, difference
 from aliceopt.lab.results.kept_compression import page_kinds
+from aliceopt.lab.results.kept_records import kept_records
 from aliceopt.lab.results.numbers import MINUS, show_seconds, signed
+from aliceopt.lab.results.reproduced import judged
+from aliceopt.lab.results.table import method_cells, method_rows
 
 __all__ = ["fill"]
 
@@ -73,9 +81,7 @@ def _row(folder: Path, name: str, method: str, to: str = "adamw") -> Compared:
 
 
 def _table(folder: Path, name: str, to: str = "adamw") -> str:
-    rows = [row.cells() for row in _rows(folder, name, to)]
-    lines = [HEAD, ("---",) * len(HEAD), *rows]
-    return "\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+    return _markdown(HEAD, [row.cells() for row in _rows(folder, name, to)])
 
 
 def _difference(folder: Path, name: str, method: str, to: str = "adamw") -> str:
@@ -120,6 +126,35 @@ def _runs(folder: Path, name: str) -> str:
     return str(len(lines))
 
 
+def _paper(folder: Path, name: str) -> str:
+    """An experiment's rows beside the paper's."""
+    experiment, _, scale = name.partition("/")
+    records = kept_records(folder / f"{experiment}.jsonl", experiment, scale or "lab")
+    head = ("method", "ours: min / median / max", "the paper's", "seeds", "gradients", "time")
+    return _markdown(head, method_cells(method_rows(records.plan, records.runs), records.plan.metric))
+
+
+def _verdicts(folder: Path, form: str) -> str:
+    """On every claim about training, and why; or how many have which."""
+    found = [(c, *judged(c.training, folder)) for c in CLAIMS if c.training is not None]
+    if form == "counts":
+        counts = Counter(verdict for _, verdict, _ in found)
+        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS[3:])
+    if form != "table":
+        raise RecordError(f"verdicts {form}: table or counts stands there")
+    rows = [
+        (f"`{c.id}` ({c.place})", c.statement, c.paper, f"**{verdict}**: {why}")
+        for c, verdict, why in found
+    ]
+    return _markdown(("claim", "what it says", "the paper's numbers", "verdict"), rows)
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, apart from the comments around it."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
 _KINDS: dict[str, Callable[..., str]] = {
     "compare": _table,
     "difference": _difference,
@@ -128,5 +163,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "mean": _mean,
     "seconds": _seconds,
     "runs": _runs,
+    "paper": _paper,
+    "verdicts": _verdicts,
     **page_kinds,
 }

@@ -80,7 +80,7 @@ def _by_pairs(training: Training, lines: Sequence[Kept]) -> tuple[Verdict, str]:
     if missing := [name for name in names if name not in runs]:
         return "cannot tell", f"no run is kept of {', '.join(missing)}"
     diverged = [x.label for name in names for x in runs[name].values() if x.final is None]
-    found = [_difference(pair, runs, training.equal_gradients) for pair in training.pairs]
+    found = [_difference(pair, runs) for pair in training.pairs]
     if diverged or not all(found):
         what = f"{', '.join(diverged)} diverged" if diverged else "methods have no seed in common"
         return "cannot tell", what
@@ -100,24 +100,17 @@ def _by_pairs(training: Training, lines: Sequence[Kept]) -> tuple[Verdict, str]:
 
 
 def _difference(
-    pair: tuple[str, str], runs: Mapping[str, Mapping[int, Kept]], equal_gradients: bool
+    pair: tuple[str, str], runs: Mapping[str, Mapping[int, Kept]]
 ) -> Difference | None:
     """The pair's, in the direction that is better; None without a common seed."""
     first, second = (runs[name] for name in pair)
     metric = next(iter(first.values())).metric
     differences = []
     for seed in sorted(first.keys() & second.keys()):
-        mine, its = first[seed], second[seed].final
-        value = _at(mine, second[seed].gradients) if equal_gradients else mine.final
-        if value is not None and its is not None:
-            differences.append((value - its) * (1 if mine.better == "higher" else -1))
+        mine, its = first[seed].final, second[seed].final
+        if mine is not None and its is not None:
+            differences.append(mine - its if first[seed].better == "higher" else its - mine)
     return Difference(*pair, metric, Paired(tuple(differences))) if differences else None
-
-
-def _at(line: Kept, gradients: int) -> float | None:
-    """The metric at the last evaluation of a run that had no more gradients than these."""
-    reached = [i for i, count in enumerate(line.curve["gradients"]) if count <= gradients]
-    return line.curve["metric"][reached[-1]] if reached else None
 
 
 def _by_exponents(lines: Sequence[Kept]) -> tuple[Verdict, str]:

@@ -203,19 +203,29 @@ def _method_table(rows: Sequence[Row], metric: str, width: int) -> Table:
 
     from aliceopt.lab.terminal import new_table
 
-    with_paper = any(row["paper"] for row in rows)
-    heads = ["method", "ours", *(["paper"] if with_paper else [])]
-    table = new_table(*heads, "seeds", "gradients", "seconds")
+    heads = ["method", "ours", "paper", "seeds", "gradients", "seconds"]
+    lines = [heads, *method_cells(rows, metric)]
+    if not any(row["paper"] for row in rows):
+        lines = [line[:2] + line[3:] for line in lines]
+    table = new_table(*lines[0])
+    for label, *cells in lines[1:]:
+        if width < _WIDE:
+            cells = [cell.replace(" / ", "/") for cell in cells]
+        table.add_row(Text(label), *cells)
+    return table
+
+
+def method_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
+    """`method_rows` in words: label, ours, the paper's, seeds, gradients and time of a run."""
+    lines = []
     for row in rows:
         whole = row["finished"] == row["planned"]
         count = str(row["finished"]) if whole else f"{row['finished']} of {row['planned']}"
-        cells = [_triple(row["ours"], 2 if metric == "accuracy" else None)]
-        cells += [_triple(row["paper"], _decimals(row["paper"]))] if with_paper else []
-        cells += [count, show_count(row["gradients"]), show_seconds(row["seconds"])]
-        if width < _WIDE:
-            cells = [cell.replace(" / ", "/") for cell in cells]
-        table.add_row(Text(row["label"]), *cells)
-    return table
+        ours = _triple(row["ours"], 2 if metric == "accuracy" else None)
+        paper = _triple(row["paper"], _decimals(row["paper"]))
+        costs = show_count(row["gradients"]), show_seconds(row["seconds"])
+        lines.append([row["label"], ours, paper, count, *costs])
+    return lines
 
 
 def _triple(values: Sequence[float] | None, places: int | None) -> str:
