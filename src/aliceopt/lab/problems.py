@@ -14,8 +14,6 @@ from aliceopt.lab.randomness import seed_all
 from aliceopt.lab.spec import Source, UserProblem
 from aliceopt.landscape import twin
 
-__all__ = ["MODELS", "build_problem", "model_for"]
-
 
 def build_problem(source: Source, seed: int) -> Problem:
     """The problem of a run.

@@ -19,19 +19,7 @@ from typing import (
     get_type_hints,
 )
 
-__all__ = [
-    "UNLESS_NONE",
-    "Count",
-    "FieldError",
-    "Finite",
-    "Positive",
-    "Rule",
-    "check",
-    "checked",
-    "from_json",
-    "to_json",
-    "whole",
-]
+__all__ = ["FieldError", "check", "from_json", "to_json"]
 
 T = TypeVar("T")
 

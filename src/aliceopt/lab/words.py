@@ -9,16 +9,6 @@ from typing import Any
 
 from aliceopt.lab.spec import PlannedTraining, Schedule
 
-__all__ = [
-    "counted",
-    "meant",
-    "plain",
-    "rounded",
-    "schedule_in_words",
-    "settings_in_words",
-    "training_in_words",
-]
-
 
 def counted(count: float, noun: str, nouns: str | None = None) -> str:
     """A number with its noun.
