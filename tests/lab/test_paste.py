@@ -8,7 +8,7 @@ from torch import nn
 
 from aliceopt.lab.methods import OPTIMIZERS, STEPS, TERMS, make_method
 from aliceopt.lab.paste import lines_to_paste
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import build_problem
 from aliceopt.lab.study import SETTINGS, study_plan
 
 

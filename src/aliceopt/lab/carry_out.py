@@ -29,7 +29,7 @@ from aliceopt.lab.plan import (
     settings_of,
 )
 from aliceopt.lab.pool import Local, outstanding, threads_each
-from aliceopt.lab.problems import model_for
+from aliceopt.lab.problem import model_for
 from aliceopt.lab.records import ENDED, RecordError, Records, read_records
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.stopping import terms_as_interrupts

@@ -15,20 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from aliceopt.lab import data, typed
+from aliceopt.lab import data, spec, typed
 from aliceopt.lab.methods import METHODS, make_method, planned
 from aliceopt.lab.problem import METRICS
-from aliceopt.lab.spec import (
-    LabProblem,
-    Plan,
-    PlannedMethod,
-    PlannedRun,
-    PlannedTraining,
-    Recipe,
-    Schedule,
-    Source,
-    checked_precision,
-)
 from aliceopt.lab.words import meant
 
 __all__ = ["PlanError", "experiment_plan", "scales_of", "settings_of"]
@@ -73,7 +62,7 @@ def experiment_plan(
     root: Path | None = None,
     read: bool = True,
     check: bool = True,
-) -> Plan:
+) -> spec.Plan:
     """The plan of an experiment at a scale, with a user's changes.
 
     ``methods`` names those wanted, all for None; ``adamw@2e-3`` is ``adamw`` at that rate.
@@ -87,7 +76,7 @@ def experiment_plan(
     if seeds is not None:
         settings["seeds"] = seeds
     if precision is not None:
-        settings["train"]["precision"] = checked_precision(precision)
+        settings["train"]["precision"] = spec.checked_precision(precision)
     known = settings["methods"]
     wanted = {key: key.partition("@")[0] for key in (known if methods is None else methods)}
     if not wanted:
@@ -102,7 +91,7 @@ def experiment_plan(
     if size is None:
         raise PlanError("train needs a batch_size")
     return plan_of(
-        LabProblem(settings["model"], settings["data"], size, metric),
+        spec.LabProblem(settings["model"], settings["data"], size, metric),
         settings,
         {key: there[method] for key, method in wanted.items()},
         _batches(settings, size, read),
@@ -134,20 +123,20 @@ def _batches(settings: Mapping[str, Any], size: int, read: bool) -> int:
 
 @_refusing()
 def plan_of(
-    problem: Source,
+    problem: spec.Source,
     settings: Mapping[str, Any],
     methods: Mapping[str, Mapping[str, Any]],
     batches: int,
     *,
     check: bool = True,
     **about: Any,
-) -> Plan:
+) -> spec.Plan:
     """Every method with every seed on one problem; ``about`` are further fields of the plan.
 
     A method whose key has a rate behind it, like ``adamw@2e-3``, gets that rate.
     """
     seeds = _seeds(settings["seeds"])
-    described: dict[str, PlannedMethod] = {}
+    described: dict[str, spec.PlannedMethod] = {}
     costs: dict[str, tuple[int, int]] = {}
     for key, method in methods.items():
         mine = described[key] = _method(key, method, settings.get("alice", {}))
@@ -158,15 +147,15 @@ def plan_of(
         if steps is None:
             raise PlanError("train needs steps or epochs")
         costs[key] = steps, gradients_of(mine, training, steps)
-    plan = Plan(
+    plan = spec.Plan(
         **about,
         problem=problem,
-        data=problem.data["name"] if isinstance(problem, LabProblem) else "the problem's own",
+        data=problem.data["name"] if isinstance(problem, spec.LabProblem) else "the problem's own",
         training=_training(settings["train"], batches),
         methods=described,
         seeds=seeds,
         # Seeds outermost: an interrupted plan has compared all methods on the first seeds.
-        runs=[PlannedRun(key, seed, *costs[key]) for seed in sorted(seeds) for key in methods],
+        runs=[spec.PlannedRun(key, seed, *costs[key]) for seed in sorted(seeds) for key in methods],
         paper={key: m["paper"] for key, m in methods.items() if "paper" in m},
     )
     typed.check(plan)
@@ -176,7 +165,7 @@ def plan_of(
     return plan
 
 
-def _method(key: str, method: Any, alice: Mapping[str, Any]) -> PlannedMethod:
+def _method(key: str, method: Any, alice: Mapping[str, Any]) -> spec.PlannedMethod:
     """A method as the plan has it; ``alice``: what every Alice starts from."""
     name, at, rate = key.partition("@")
     if not isinstance(method, Mapping) or "optimizer" not in method:
@@ -201,10 +190,10 @@ def _method(key: str, method: Any, alice: Mapping[str, Any]) -> PlannedMethod:
         "step": options.get("step"),
         "schedule": method.get("schedule"),
     }
-    return typed.from_json(PlannedMethod, about, f"methods.{key}")
+    return typed.from_json(spec.PlannedMethod, about, f"methods.{key}")
 
 
-def _check_options(key: str, method: PlannedMethod) -> None:
+def _check_options(key: str, method: spec.PlannedMethod) -> None:
     """Refuse now what the optimizer would refuse when its first run begins."""
     try:
         make_method(method.optimizer, nn.Linear(2, 2), method.options, seed=0)
@@ -214,7 +203,7 @@ def _check_options(key: str, method: PlannedMethod) -> None:
         raise PlanError(f"method {key}: {error}") from error
 
 
-def gradients_of(method: PlannedMethod, training: Recipe, steps: int) -> int:
+def gradients_of(method: spec.PlannedMethod, training: spec.Recipe, steps: int) -> int:
     """Gradient evaluations of a run of so many steps."""
     gradients = planned(method.optimizer, method.options, steps)
     if training.power_law is None:
@@ -232,10 +221,10 @@ def label_of(options: Mapping[str, Any]) -> str:
 
 def _training(
     train: Mapping[str, Any], batches: int = 1, epochs: float | None = None
-) -> PlannedTraining:
+) -> spec.PlannedTraining:
     """The table ``train``, with epochs of a method's own if they are given."""
     own = {} if epochs is None else {"epochs": epochs}
-    return typed.from_json(PlannedTraining, {**train, "batches": batches, **own}, "train")
+    return typed.from_json(spec.PlannedTraining, {**train, "batches": batches, **own}, "train")
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -304,8 +293,8 @@ def _apply(settings: dict[str, Any], change: str) -> None:
             raise PlanError(f"--set {change}: there is no {part!r}{meant(part, table)}")
         table[part] = dict(table[part])
         table = table[part]
-    training = [name for name in PlannedTraining.__dataclass_fields__ if name != "batches"]
-    fields = {"train": training, "train.schedule": list(Schedule.__dataclass_fields__)}
+    training = [name for name in spec.PlannedTraining.__dataclass_fields__ if name != "batches"]
+    fields = {"train": training, "train.schedule": list(spec.Schedule.__dataclass_fields__)}
     where = ".".join(path[:-1])
     known = fields.get(where, [] if path[0] in _OPEN_TABLES and path[:-1] else list(table))
     if known and path[-1] not in known:

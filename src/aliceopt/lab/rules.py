@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.lab.muon import matrices_of
-from aliceopt.lab.problem import Problem, ProblemError, kind_of, said
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import Problem, ProblemError, build_problem, kind_of, said
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_host
 from aliceopt.lab.spec import Source, UserProblem
 from aliceopt.lab.words import counted

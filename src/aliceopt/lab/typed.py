@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 
 __all__ = ["FieldError", "check", "from_json", "to_json"]
 
@@ -119,10 +110,11 @@ def checked(kind: Any, value: Any, name: str) -> Any:
 
 
 def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(kind) or kind, get_args(kind)
+    return typing.get_origin(kind) or kind, typing.get_args(kind)
 
 
 def fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a kind that has no parts; true and false are no numbers."""
     outer, parts = _taken_apart(kind)
     if outer is Annotated:
         return fits(parts[0], value) and parts[1].holds(value)
@@ -160,7 +152,7 @@ def _made(kind: Any, value: Mapping[str, Any], name: str) -> Any:
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Every field's type, and whether it must be given."""
-    types = get_type_hints(kind, include_extras=True)
+    types = typing.get_type_hints(kind, include_extras=True)
     missing = dataclasses.MISSING
     return {
         f.name: (types[f.name], f.default is missing and f.default_factory is missing)
