@@ -363,6 +363,8 @@ def test_steps_and_epochs_replace_each_other():
         ("seeds=[-1]", "different whole numbers >= 0"),
         ("seeds=[]", "different whole numbers"),
         ("metric=f1", "metric must be one of loss, accuracy, perplexity; got 'f1'"),
+        ("metric=[1]", "metric must be one of loss, accuracy, perplexity; got .1."),
+        ("alice.step=[1]", "methods.alice.step must be text, got .1."),
     ],
 )
 def test_a_bad_change_is_refused_before_anything_runs(change, said):

@@ -77,15 +77,15 @@ def experiment_plan(
         settings["seeds"] = seeds
     if precision is not None:
         settings["train"]["precision"] = spec.checked_precision(precision)
+    if root is not None:
+        settings["data"]["root"] = str(root)
     known = settings["methods"]
     wanted = {key: key.partition("@")[0] for key in (known if methods is None else methods)}
     if not wanted:
         raise PlanError(f"--methods names none; there is {', '.join(known)}")
     there = choose(known, wanted.values(), "method")
-    if root is not None:
-        settings["data"]["root"] = str(root)
     metric = settings["metric"]
-    if metric not in METRICS:
+    if metric not in tuple(METRICS):  # which also takes what no table can look up
         raise PlanError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
     size = _training(settings["train"]).batch_size
     if size is None:
@@ -214,8 +214,8 @@ def gradients_of(method: spec.PlannedMethod, training: spec.Recipe, steps: int) 
 
 def label_of(options: Mapping[str, Any]) -> str:
     """A name for Alice with these options."""
-    step = {"naq": "NAQ", "full": "full"}.get(options.get("step") or "", "")
-    terms = options.get("terms", "glass+abs" if step else "none")
+    step = {"naq": "NAQ", "full": "full"}.get(str(options.get("step")), "")
+    terms = str(options.get("terms", "glass+abs" if step else "none"))
     return f"Alice, {TERM_NAMES.get(terms, terms)}, {step}".rstrip(", ")
 
 
@@ -247,12 +247,12 @@ def settings_of(name: str, scale: str) -> dict[str, Any]:
         raise PlanError(f"scale must be one of {', '.join(known)}; got {scale!r}")
     settings, mine = _read("common"), _read(name)
     if "like" in mine:
-        settings = _merged(settings, _read(mine.pop("like")))
-    settings = _merged(settings, mine)
+        settings = merged(settings, _read(mine.pop("like")))
+    settings = merged(settings, mine)
     smaller = settings.pop("scale").get(scale, {})
     if "steps" in smaller.get("train", {}):
         settings["train"].pop("epochs", None)
-    return _merged(settings, smaller)
+    return merged(settings, smaller)
 
 
 def scales_of(name: str) -> tuple[str, ...]:
@@ -268,13 +268,14 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes``, table by table."""
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, table by table; None changes nothing."""
     result = dict(base)
     for key, value in changes.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        elif value is not None:
+            result[key] = value
     return result
 
 
@@ -291,7 +292,6 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     for part in path[:-1]:
         if part not in table or not isinstance(table[part], dict):
             raise PlanError(f"--set {change}: there is no {part!r}{meant(part, table)}")
-        table[part] = dict(table[part])
         table = table[part]
     training = [name for name in spec.PlannedTraining.__dataclass_fields__ if name != "batches"]
     fields = {"train": training, "train.schedule": list(spec.Schedule.__dataclass_fields__)}

@@ -283,7 +283,7 @@ def model_for(loaded: data.Loaded, about: Mapping[str, Any]) -> nn.Module:
     """The network for some data; a name or an option that there is not is refused."""
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
     name = options.pop("name")
-    if name not in MODELS:
+    if name not in tuple(MODELS):  # which also takes what no table can look up
         raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
     try:
         return MODELS[name](loaded, options)

@@ -7,7 +7,6 @@ seconds.
 
 from __future__ import annotations
 
-import copy
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
-from aliceopt.lab.plan import PlanError, choose, gradients_of, plan_of
+from aliceopt.lab.plan import PlanError, choose, gradients_of, merged, plan_of
 from aliceopt.lab.problem import Problem, ProblemError, source_of
 from aliceopt.lab.rules import checked_problem, lacks
 from aliceopt.lab.spec import (
@@ -151,25 +150,14 @@ def study_plan(
     ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made here
     and tried, so that what is wrong with it is told at once.
     """
-    _check_choices(budget, limit, tune)
-    settings = copy.deepcopy(SETTINGS)
+    _check_flags(seeds, epochs, lr, quick_steps, limit, budget, target, tune, precision)
+    changes = {
+        "seeds": seeds,
+        "train": {"epochs": epochs, "precision": precision},
+        "alice": {"limit": limit, "quick_steps": quick_steps},
+    }
+    settings = merged(SETTINGS, changes)
     train, alice = settings["train"], settings["alice"]
-    alice["limit"] = limit
-    for flag, value, kind, table, key in (
-        ("--seeds", seeds, _SEEDS, settings, "seeds"),
-        ("--epochs", epochs, Positive, train, "epochs"),
-        ("--quick-steps", quick_steps, whole(0), alice, "quick_steps"),
-    ):
-        if value is not None:
-            table[key] = checked(kind, value, flag)
-    if lr is not None:
-        checked(Positive, lr, "--lr")
-    if target is not None:
-        checked(Finite, target, "--target")
-    if precision is not None:
-        train["precision"] = checked_precision(precision)
-    if epochs is not None and seconds_of(budget) is not None:
-        raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
     source: Source = LabProblem(settings["model"], settings["data"], train["batch_size"])
     if problem is not None:
         source = UserProblem(problem, source_of(problem))
@@ -200,7 +188,17 @@ def study_plan(
     return Study(plan, tune)
 
 
-def _check_choices(budget: str, limit: str, tune: int) -> None:
+def _check_flags(
+    seeds: int | None,
+    epochs: float | None,
+    lr: float | None,
+    quick_steps: int | None,
+    limit: str,
+    budget: str,
+    target: float | None,
+    tune: int,
+    precision: str | None,
+) -> None:
     if budget not in BUDGETS and seconds_of(budget) is None:
         raise PlanError(
             f"--budget must be steps, gradients or a number of seconds like 60s, got {budget!r}"
@@ -209,6 +207,19 @@ def _check_choices(budget: str, limit: str, tune: int) -> None:
         raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
     if type(tune) is not int or tune not in (1, *range(3, 16)):
         raise PlanError(f"--tune must be 1 or a whole number from 3 to 15, got {tune!r}")
+    for flag, value, kind in (
+        ("--seeds", seeds, _SEEDS),
+        ("--epochs", epochs, Positive),
+        ("--lr", lr, Positive),
+        ("--quick-steps", quick_steps, whole(0)),
+        ("--target", target, Finite),
+    ):
+        if value is not None:
+            checked(kind, value, flag)
+    if epochs is not None and seconds_of(budget) is not None:
+        raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
+    if precision is not None:
+        checked_precision(precision)
 
 
 def _grid(
