@@ -41,12 +41,8 @@ def matrices_of(model: nn.Module, *, kernels: bool = False) -> list[nn.Parameter
     Not tables of embeddings, nor what the model itself names as its ``ends``, the prefixes of its
     first and last layers.
     """
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for p in module.parameters()
-    }
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = {id(p) for module in embeddings for p in module.parameters()}
     ends = tuple(f"{prefix}." for prefix in getattr(model, "ends", ()))
     return [
         p

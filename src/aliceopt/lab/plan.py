@@ -17,7 +17,7 @@ from torch import nn
 
 from aliceopt.lab import data, spec, typed
 from aliceopt.lab.methods import METHODS, make_method, planned
-from aliceopt.lab.problem import METRICS
+from aliceopt.lab.problem import METRICS, load_data
 from aliceopt.lab.words import meant
 
 __all__ = ["PlanError", "experiment_plan", "scales_of", "settings_of"]
@@ -90,11 +90,12 @@ def experiment_plan(
     size = _training(settings["train"]).batch_size
     if size is None:
         raise PlanError("train needs a batch_size")
+    problem = spec.LabProblem(settings["model"], settings["data"], size, metric)
     return plan_of(
-        spec.LabProblem(settings["model"], settings["data"], size, metric),
+        problem,
         settings,
         {key: there[method] for key, method in wanted.items()},
-        _batches(settings, size, read),
+        _batches(problem, settings["train"], read),
         check=check,
         kind="experiment",
         name=name,
@@ -108,17 +109,16 @@ def experiment_plan(
     )
 
 
-def _batches(settings: Mapping[str, Any], size: int, read: bool) -> int:
+def _batches(problem: spec.LabProblem, train: Mapping[str, Any], read: bool) -> int:
     """Batches an epoch: of the data if it is there, else of the set as published."""
-    source = {k: v for k, v in settings["data"].items() if k != "name"}
     if read:
         try:
-            return len(data.load(settings["data"]["name"], batch_size=size, **source).train)
+            return len(load_data(problem).train)
         except TypeError as error:
             raise PlanError(f"data: {error}") from error
         except data.DataError:
             pass  # told by the command that needs the data
-    return max(1, int(settings["train"].get("examples", 0)) // size)
+    return max(1, int(train.get("examples", 0)) // problem.batch_size)
 
 
 @_refusing()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from aliceopt.lab import data, models
 from aliceopt.lab.randomness import seed_all
-from aliceopt.lab.spec import Source, UserProblem
+from aliceopt.lab.spec import LabProblem, Source, UserProblem
 from aliceopt.lab.words import meant
 from aliceopt.landscape import twin
 
@@ -264,8 +264,7 @@ def build_problem(source: Source, seed: int) -> Problem:
         problem = make_problem(function, source.function)
         problem.model = _twinned(problem.model, source.twin)
         return problem
-    given = {k: v for k, v in source.data.items() if k != "name"}
-    loaded = data.load(source.data["name"], batch_size=source.batch_size, **given)
+    loaded = load_data(source)
     seed_all(seed)
     model = _twinned(model_for(loaded, source.model), source.twin)
     return Problem(
@@ -277,6 +276,12 @@ def build_problem(source: Source, seed: int) -> Problem:
         batch_size=source.batch_size,
         note=loaded.note,
     )
+
+
+def load_data(source: LabProblem) -> data.Loaded:
+    """The data that a plan names; an option that the set has not is a `TypeError`."""
+    given = {k: v for k, v in source.data.items() if k != "name"}
+    return data.load(source.data["name"], batch_size=source.batch_size, **given)
 
 
 def model_for(loaded: data.Loaded, about: Mapping[str, Any]) -> nn.Module:
