@@ -261,10 +261,12 @@ def make_method(name: str, model: nn.Module, options: Mapping[str, Any], *, seed
             f"optimizer {name!r} needs the package {error.name}: pip install 'aliceopt[lab]'"
         ) from error
     own = set(inspect.signature(optimizer).parameters) - {"params", "model", "kwargs"}
+    known = sorted(own | _EXTRA[name])
     for option in options:
-        if option not in own | _EXTRA[name]:
-            names = ", ".join(sorted(own | _EXTRA[name]))
-            raise ValueError(f"optimizer {name!r} has no option {option!r}; it has {names}")
+        if option not in known:
+            raise ValueError(
+                f"optimizer {name!r} has no option {option!r}; it has {', '.join(known)}"
+            )
     norm = None if name == "alice" else options.get("max_grad_norm")  # Alice clips by itself
     if norm is not None:
         checked(Positive, norm, "max_grad_norm")
