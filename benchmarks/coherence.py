@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from aliceopt import PAPER, Alice
 from aliceopt.lab.evaluation import evaluate
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import build_problem
 from aliceopt.lab.spec import LabProblem, Schedule
 from aliceopt.lab.study import SETTINGS
 from aliceopt.options import probe_radius, rates

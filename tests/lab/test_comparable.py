@@ -11,8 +11,7 @@ from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.data import Arrays
 from aliceopt.lab.methods import make_method, mean_gradients, planned
 from aliceopt.lab.models import convnet
-from aliceopt.lab.problem import Problem, ProblemError
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import Problem, ProblemError, build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_all
 from aliceopt.lab.rules import check_repeatable, try_problem
 from aliceopt.lab.spec import UserProblem

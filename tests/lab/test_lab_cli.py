@@ -301,6 +301,7 @@ def test_records_without_a_plan_can_be_overwritten(tmp_path):
         (("--minutes", -1), "--minutes must be a number > 0, got -1"),
         (("--tensorboard",), "needs torch.utils.tensorboard, which is not installed"),
         (("--set", "model.name=lenet"), "model must be one of resnet18, vit, "),
+        (("--set", "model.name={}"), "model must be one of resnet18, vit, "),
         (("--set", "model.depth=3"), "(its options: {'width': 4, 'depth': 3})"),
     ],
 )

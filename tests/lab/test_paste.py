@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from aliceopt.lab.methods import STEPS, TERMS, make_method, optimizer_name
+from aliceopt.lab.methods import OPTIMIZERS, STEPS, TERMS, make_method
 from aliceopt.lab.paste import lines_to_paste
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import build_problem
 from aliceopt.lab.study import SETTINGS, study_plan
 
 
@@ -29,7 +29,7 @@ def installed() -> list[str]:
     return [
         key
         for key, method in SETTINGS["baselines"].items()
-        if importlib.util.find_spec(optimizer_name(method["optimizer"])[0].partition(".")[0])
+        if importlib.util.find_spec(OPTIMIZERS[method["optimizer"]][0].partition(".")[0])
     ]
 
 
@@ -95,11 +95,10 @@ def test_what_the_loop_must_do_is_a_comment(
 
 def test_a_missing_package_prints_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report may be read where the baseline's package is not."""
-    import aliceopt.lab.paste as paste
 
     def missing(module: str) -> Any:
         raise ModuleNotFoundError(module)
 
-    monkeypatch.setattr(paste, "import_module", missing)
+    monkeypatch.setattr("aliceopt.lab.methods.import_module", missing)
     text = lines_to_paste("adahessian", {"lr": 0.2, "num_samples": 1})
     assert "AdaHessian(model.parameters(), lr=0.2, num_samples=1)" in text

@@ -363,6 +363,8 @@ def test_steps_and_epochs_replace_each_other():
         ("seeds=[-1]", "different whole numbers >= 0"),
         ("seeds=[]", "different whole numbers"),
         ("metric=f1", "metric must be one of loss, accuracy, perplexity; got 'f1'"),
+        ("metric=[1]", "metric must be one of loss, accuracy, perplexity; got .1."),
+        ("alice.step=[1]", "methods.alice.step must be text, got .1."),
     ],
 )
 def test_a_bad_change_is_refused_before_anything_runs(change, said):
@@ -392,3 +394,11 @@ def test_unknown_experiments_and_scales_are_refused(name, scale, said):
     """With the nearest right name, or all of them."""
     with pytest.raises(PlanError, match=said):
         experiment_plan(name, scale, read=False)
+
+
+def test_a_method_at_another_rate_keeps_its_name():
+    """Also what all of Alice's methods share of it; the rate stands behind."""
+    plan = experiment_plan("resnet18-methods", "smoke", methods=["alice", "alice@1e-3", "adam@2"])
+    usual, *others = (method.label for method in plan.methods.values())
+    assert usual == "Alice, glass + abs, NAQ"
+    assert others == [f"{usual}, lr 1e-3", "Adam, lr 2"]

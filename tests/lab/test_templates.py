@@ -6,8 +6,7 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("typer")
 
-from aliceopt.lab.problem import ProblemError
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import ProblemError, build_problem
 from aliceopt.lab.records import read_runs
 from aliceopt.lab.spec import UserProblem
 from aliceopt.lab.study import study_plan

@@ -27,7 +27,7 @@ def build() -> typer.Typer:
     """The command-line application."""
     import typer
 
-    from aliceopt.cli import claims, compress, data, figures, lab, landscape, results, study
+    from aliceopt.cli import claims, compress, data, lab, landscape, results, study
     from aliceopt.cli.flags import show_flags_as_flags
 
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -38,7 +38,7 @@ def build() -> typer.Typer:
     app.command()(landscape.landscape)
     app.command("run")(lab.run)
     app.command()(lab.table)
-    app.command()(figures.figure)
+    app.command()(lab.figure)
     app.command("list")(lab.list_)
     app.add_typer(data.app)
     app.add_typer(results.app)

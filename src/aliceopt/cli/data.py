@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from aliceopt.cli.refusal import refuse, say
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
 app = typer.Typer(
     name="data",
@@ -102,9 +98,12 @@ def check(name: Name, data: Folder = None) -> None:
 @app.command()
 def get(name: Name, data: Folder = None) -> None:
     """Download a set from its official address, check it and put it into the data folder."""
+    from rich import progress
+
     from aliceopt.lab.data import DATASETS, DataError
     from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.download import get as download
+    from aliceopt.lab.terminal import Terminal
     from aliceopt.lab.writing import WriteError
 
     _require_name(name)
@@ -116,46 +115,26 @@ def get(name: Name, data: Folder = None) -> None:
         return
     for source in DATASETS[name].sources:
         say(f"{source.address}\nterms: {DATASETS[name].terms}")
+    bar = progress.Progress(
+        "{task.description}",
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Terminal(stderr=True),
+    )
+    tasks: dict[str, progress.TaskID] = {}
+
+    def report(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done, total=total)
+
     try:
-        with _bar() as bar:
-            folder = download(name, data, _Reporter(bar))
+        with bar:
+            folder = download(name, data, report)
     except (DataError, WriteError, OSError) as error:
         refuse(error, 1)
     except KeyboardInterrupt:
         refuse("stopped; give the same command again to go on", 130)
     say(f"{name} is in {folder}, checked")
-
-
-def _bar() -> Bar:
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    from aliceopt.lab.terminal import Terminal
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Terminal(stderr=True),
-    )
-
-
-class _Reporter:
-    """Shows ``(what, done, total)`` on a progress bar, one line for each ``what``."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total)
-        self._bar.update(self._tasks[what], completed=done, total=total)

@@ -7,8 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["show_flags_as_flags"]
-
 
 class _Flags:
     def get_params(self, ctx: Any) -> Any:

@@ -6,19 +6,11 @@ import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, settings_of
-from aliceopt.lab.records import (
-    RecordError,
-    Records,
-    read_records,
-    read_runs,
-    run_folder,
-)
+from aliceopt.lab.records import RecordError, Records, read_records, read_runs, run_folder
 from aliceopt.lab.spec import Plan
-
-__all__ = ["check_not_both", "clear", "clear_retuned", "default_folder", "experiment_records"]
 
 
 def default_folder(name: str, scale: str) -> Path:
@@ -30,25 +22,22 @@ def experiment_records(name: str, scale: str, given: Path | None) -> Records:
     """An experiment's records in the folder that is given, or the default; told if it has none."""
     settings_of(name, scale)  # refuses a name or scale that there is not
     folder = default_folder(name, scale) if given is None else given
-    if not (folder / "plan.json").exists():
-        raise RecordError(f"no records in {str(folder)!r}{_elsewhere(name, scale, given)}")
-    records = read_records(folder)
-    if records.plan.name != name:
+    if (folder / "plan.json").exists():
+        records = read_records(folder)
+        if records.plan.name == name:
+            return records
         raise RecordError(
             f"{str(folder)!r} holds the records of {records.plan.name!r}, not of {name!r}"
         )
-    return records
-
-
-def _elsewhere(name: str, scale: str, given: Path | None) -> str:
-    """Where there are some instead, or how to make them."""
-    if given is not None:
-        return ": it has no plan.json"
     others = [s for s in SCALES if (default_folder(name, s) / "plan.json").exists()]
-    if others:
-        return f"; there are some at {' and '.join(f'--scale {s}' for s in others)}"
-    said = "" if scale == "lab" else f" --scale {scale}"
-    return f": make some with aliceopt run {name}{said}, or name their folder with --records"
+    if given is not None:
+        instead = ": it has no plan.json"
+    elif others:
+        instead = f"; there are some at {' and '.join(f'--scale {s}' for s in others)}"
+    else:
+        said = "" if scale == "lab" else f" --scale {scale}"
+        instead = f": make some with aliceopt run {name}{said}, or name their folder with --records"
+    raise RecordError(f"no records in {str(folder)!r}{instead}")
 
 
 def check_not_both(resume: bool) -> None:
@@ -69,48 +58,31 @@ def clear(folder: Path, new: Plan | None = None) -> None:
 
 
 def _clear(folder: Path, new: Plan | None) -> None:
-    there = _there(folder)
-    if there is None:
-        return
-    named = [
-        *there.runs,
-        *((run.method, run.seed) for run in (new.runs if new is not None else ())),
-    ]
-    places = list({run_folder(folder, method, seed): None for method, seed in named})
+    """Of any version of ours, also one that can no longer be carried out; not somebody else's."""
+    path = folder / "plan.json"
+    there: Any = None
+    named: list[tuple[Any, Any]] = []
+    if path.exists():
+        with contextlib.suppress(ValueError):
+            there = json.loads(path.read_text(encoding="utf-8"))
+        kinds = get_args(get_type_hints(Plan)["kind"])
+        if not isinstance(there, dict) or there.get("kind") not in kinds:
+            return
+        if not isinstance(there.get("runs"), list):
+            return
+        old = [run for run in there["runs"] if isinstance(run, dict)]
+        named = [(run.get("method"), run.get("seed")) for run in old]
+    if new is not None:
+        named += [(run.method, run.seed) for run in new.runs]
+    fine = [(m, s) for m, s in named if isinstance(m, str) and type(s) is int]
+    places = list(dict.fromkeys(run_folder(folder, *run) for run in fine))
     for place in places:
         _clear_run(place)
-    if there.name in EXPERIMENTS:
-        _delete((folder / "figures").glob(f"{there.name}.*"))
-    if there.name is not None:
-        _delete([folder / "report.html", folder / "plan.json"])
+    if there is not None:
+        if there.get("name") in EXPERIMENTS:
+            _delete((folder / "figures").glob(f"{there['name']}.*"))
+        _delete([folder / "report.html", path])
     _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
-
-
-class _There(NamedTuple):
-    """What a plan.json names; the name is None where there is no such file."""
-
-    name: str | None
-    runs: list[tuple[str, int]]
-
-
-def _there(folder: Path) -> _There | None:
-    """Of any version of ours, also one that can no longer be carried out; None: somebody else's."""
-    path = folder / "plan.json"
-    if not path.exists():
-        return _There(None, [])
-    try:
-        plan: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    kinds = get_args(get_type_hints(Plan)["kind"])
-    if not isinstance(plan, dict) or plan.get("kind") not in kinds:
-        return None
-    if not isinstance(plan.get("runs"), list):
-        return None
-    runs = [run for run in plan["runs"] if isinstance(run, dict)]
-    named = [(run.get("method"), run.get("seed")) for run in runs]
-    fine = [(m, s) for m, s in named if isinstance(m, str) and type(s) is int]
-    return _There(str(plan.get("name")), fine)
 
 
 def clear_retuned(plan: Plan, folder: Path) -> list[str]:

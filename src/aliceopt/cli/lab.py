@@ -1,4 +1,4 @@
-"""``aliceopt run``, ``table`` and ``list``: the paper's experiments, and ours."""
+"""``aliceopt run``, ``table``, ``figure`` and ``list``: the paper's experiments, and ours."""
 
 from __future__ import annotations
 
@@ -79,8 +79,10 @@ def run(
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
     from aliceopt.lab.plan import FAMILIES
 
-    change = _Change(seeds, set_, methods, precision, data)
-    manner = _Manner(device, workers, launcher, resume, overwrite, tensorboard, dry_run)
+    by_whom = launcher, device, workers
+    asked = _Asked(
+        seeds, set_, methods, precision, data, by_whom, resume, overwrite, tensorboard, dry_run
+    )
     names = FAMILIES.get(experiment, (experiment,))
     begun, codes = time.monotonic(), [0]
     for name in names:
@@ -91,7 +93,7 @@ def run(
             codes.append(130)
             break
         try:
-            _run_one(name, scale, place, change, manner, left)
+            _run_one(name, scale, place, asked, left)
         except typer.Exit as stopped:  # what is missing or has diverged; the others go on
             codes.append(stopped.exit_code)
         if codes[-1] in (2, 130):
@@ -100,31 +102,22 @@ def run(
         raise typer.Exit(max(codes))
 
 
-class _Change(NamedTuple):
-    """What is run otherwise than the experiment says."""
+class _Asked(NamedTuple):
+    """What is run otherwise than the experiment says, and how."""
 
     seeds: str | None
     sets: list[str] | None
     methods: str | None
     precision: str | None
     data: Path | None
-
-
-class _Manner(NamedTuple):
-    """How it is run."""
-
-    device: str
-    workers: int | None
-    launcher: str
+    by_whom: tuple[str, str, int | None]
     resume: bool
     overwrite: bool
     tensorboard: bool
     dry_run: bool
 
 
-def _run_one(
-    name: str, scale: str, out: Path | None, change: _Change, manner: _Manner, minutes: float | None
-) -> None:
+def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: float | None) -> None:
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
     from aliceopt.lab.plan import experiment_plan, settings_of
@@ -132,27 +125,26 @@ def _run_one(
     folder = default_folder(name, scale) if out is None else out
     with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
         settings_of(name, scale)  # refuses a name or scale that there is not
-        by_whom = manner.launcher, manner.device, manner.workers
-        carry_out.check_launcher(*by_whom)
-        if not manner.dry_run:
+        carry_out.check_launcher(*asked.by_whom)
+        if not asked.dry_run:
             stack.enter_context(locked(folder))
         plan = experiment_plan(
             name,
             scale,
-            seeds=seeds_of(change.seeds),
-            sets=change.sets or [],
-            methods=split_names(change.methods),
-            precision=change.precision,
-            root=carry_out.data_root(name, scale, change.data, folder, make=not manner.dry_run),
+            seeds=seeds_of(asked.seeds),
+            sets=asked.sets or [],
+            methods=split_names(asked.methods),
+            precision=asked.precision,
+            root=carry_out.data_root(name, scale, asked.data, folder, make=not asked.dry_run),
         )
-        if manner.dry_run:
+        if asked.dry_run:
             preview.print_plan(plan)
             return
         plan = carry_out.with_data(plan)
-        trainer = stack.enter_context(carry_out.launched(*by_whom))
-        how = carry_out.How(trainer, manner.resume, manner.tensorboard, minutes)
-        if manner.overwrite:  # last, when nothing is left that could be refused
-            check_not_both(manner.resume)
+        trainer = stack.enter_context(carry_out.launched(*asked.by_whom))
+        how = carry_out.How(trainer, asked.resume, asked.tensorboard, minutes)
+        if asked.overwrite:  # last, when nothing is left that could be refused
+            check_not_both(asked.resume)
             clear(folder, plan)
         records, finished = carry_out.carry_out(plan, folder, how)
         if finished or any(run.status != "missing" for run in records.runs):
@@ -198,6 +190,41 @@ def table(
             content = experiment_table(found)
             with writing(json_file):
                 json_file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+ILLUSTRATIONS = ("glass", "relu", "theorem1")
+
+
+def figure(
+    name: options.Figure,
+    out: options.FigureFile = None,
+    seed: options.FigureSeed = 0,
+    scale: options.RecordsScale = "lab",
+    records: options.Records = None,
+) -> None:
+    """Draw an illustration from real kinks and gradients, or an experiment from its records."""
+    from aliceopt.lab.plan import EXPERIMENTS
+
+    if name not in ILLUSTRATIONS + EXPERIMENTS:
+        known = ", ".join(ILLUSTRATIONS + EXPERIMENTS)
+        refuse(f"there is no figure {name!r}; there is {known}")
+    try:
+        from aliceopt.lab import figures
+    except ImportError as error:
+        refuse(needs_lab(error.name))
+    path = Path("out") / f"{name}.png" if out is None else out
+    try:
+        if name == "glass":
+            written = figures.draw_glass(path, seed=seed)
+        elif name == "theorem1":
+            written = figures.draw_theorem1(path, seed=seed)
+        elif name == "relu":
+            written = figures.draw_relu(path)
+        else:
+            written = figures.draw_experiment(experiment_records(name, scale, records), out)
+    except ValueError as error:
+        refuse(error)
+    say(written)
 
 
 def list_() -> None:

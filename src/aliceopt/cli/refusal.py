@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-__all__ = ["INSTALL", "needs_lab", "refuse", "say"]
-
 INSTALL = 'pip install "aliceopt[lab]"'
 
 

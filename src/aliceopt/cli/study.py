@@ -101,29 +101,21 @@ def _carry_out(plan: Study, folder: Path, how: How) -> tuple[Records, bool]:
     rounds = itertools.count()  # each but the first goes on from the last
 
     def tune(tuning: Plan) -> list[RunRecord]:
-        once_more = how.resume or next(rounds) > 0
-        return _tune(tuning, folder / "tuning", replace(how, resume=once_more))
+        """Unless all runs have ended nothing is chosen, and the command ends here."""
+        once_more = replace(how, resume=how.resume or next(rounds) > 0)
+        records, finished = carry_out.carry_out(
+            tuning, folder / "tuning", once_more, title="tuning learning rates"
+        )
+        if not finished or carry_out.missing(records):
+            say("stopped while tuning learning rates; what was tried is kept")
+            end(records, finished)
+        return records.runs
 
     final = tuned(plan, folder, tune)
-    if how.resume and plan.most > 1:
-        _say_anew(clear_retuned(final, folder))
+    anew = clear_retuned(final, folder) if how.resume and plan.most > 1 else []
+    if anew:
+        say(f"another learning rate is best now, so made anew: {', '.join(anew)}")
     return carry_out.carry_out(final, folder, how)
-
-
-def _tune(plan: Plan, folder: Path, how: How) -> list[RunRecord]:
-    """Try these rates; unless all runs have ended nothing is chosen, and the command ends here."""
-    from aliceopt.lab import carry_out
-
-    records, finished = carry_out.carry_out(plan, folder, how, title="tuning learning rates")
-    if not finished or carry_out.missing(records):
-        say("stopped while tuning learning rates; what was tried is kept")
-        end(records, finished)
-    return records.runs
-
-
-def _say_anew(methods: list[str]) -> None:
-    if methods:
-        say(f"another learning rate is best now, so made anew: {', '.join(methods)}")
 
 
 def new_problem(path: options.NewProblem, kind: options.Kind = "spirals") -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["blocks_in_words", "blocks_of"]
-
 
 def blocks_of(model: nn.Module) -> dict[str, list[str]] | None:
     """What the model's method ``blocks()`` says, if it is what the lab means by it, else None.

@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import torch
 
-from aliceopt.lab import data
 from aliceopt.lab.data import generate
 from aliceopt.lab.launch import Launcher, Setting
 from aliceopt.lab.live import Live
@@ -29,7 +28,7 @@ from aliceopt.lab.plan import (
     settings_of,
 )
 from aliceopt.lab.pool import Local, outstanding, threads_each
-from aliceopt.lab.problems import model_for
+from aliceopt.lab.problem import load_data, model_for
 from aliceopt.lab.records import ENDED, RecordError, Records, read_records
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.stopping import terms_as_interrupts
@@ -223,8 +222,7 @@ def data_root(
 def with_data(plan: Plan) -> Plan:
     """The plan with a note of its data; a bad file or model is told of before any run."""
     assert isinstance(plan.problem, LabProblem)
-    source = {k: v for k, v in plan.problem.data.items() if k != "name"}
-    loaded = data.load(plan.data, batch_size=plan.problem.batch_size, **source)
+    loaded = load_data(plan.problem)
     with torch.device("meta"):  # without any weights
         model_for(loaded, plan.problem.model)
     return replace(plan, generated=loaded.generated, data_note=loaded.note)

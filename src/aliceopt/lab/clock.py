@@ -7,8 +7,6 @@ import time
 
 import torch
 
-__all__ = ["Clock", "now"]
-
 
 class Clock:
     """Seconds spent in steps; evaluation, records and checkpoints do not count."""

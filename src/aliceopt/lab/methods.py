@@ -24,19 +24,7 @@ from aliceopt.lab.muon import muon_and_adamw
 from aliceopt.lab.typed import Positive, checked, whole
 from aliceopt.options import has_curvature
 
-__all__ = [
-    "METHODS",
-    "STEPS",
-    "TERMS",
-    "Method",
-    "Step",
-    "arguments",
-    "make_method",
-    "mean_gradients",
-    "optimizer_name",
-    "period",
-    "planned",
-]
+__all__ = ["METHODS", "STEPS", "TERMS", "Method", "make_method", "mean_gradients", "planned"]
 
 TERMS: dict[str, dict[str, Any]] = {
     "none": {"glass": False, "hessian": "none"},
@@ -162,25 +150,22 @@ class AliceMethod(Method):
 
     def bind(self, loss_of: LossOf, batch: tuple[Any, Any], *, capture: bool) -> Step:
         """A step on a batch; with ``capture`` as CUDA graphs of whole steps."""
+
+        def gradient(inputs: Any, targets: Any) -> Tensor:
+            loss = loss_of(inputs, targets)
+            loss.backward()
+            return loss.detach()
+
+        captured = None
         if capture:
             static = tuple(part.clone() for part in batch)
-
-            def gradient() -> Tensor:
-                loss = loss_of(*static)
-                loss.backward()
-                return loss.detach()
-
-            captured = aliceopt.capture(self.alice, gradient, static)
-        else:
-            captured = None
+            captured = aliceopt.capture(self.alice, lambda: gradient(*static), static)
 
         def step(inputs: Any, targets: Any) -> Tensor:
-            def closure() -> Tensor:
-                loss = loss_of(inputs, targets)
-                loss.backward()
-                return loss.detach()
-
-            loss: Tensor = captured(inputs, targets) if captured else self.alice.step(closure)
+            if captured is None:
+                loss: Tensor = self.alice.step(lambda: gradient(inputs, targets))
+            else:
+                loss = captured(inputs, targets)
             self.gradients = self.alice.gradient_evaluations
             return loss
 
@@ -200,20 +185,17 @@ class AdaHessianMethod(Method):
 
     capturable = False
 
-    def __init__(self, model: nn.Module, optimizer: Any):
-        super().__init__(model, optimizer)
-        self._adahessian = optimizer
-
     def _step(self, loss_of: Callable[[], Tensor]) -> Tensor:
+        optimizer: Any = self.optimizers[0]
         loss = loss_of()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*create_graph=True.*")
             loss.backward(create_graph=True)
-        group, period = self._adahessian.param_groups[0], self._adahessian.update_period
-        products = self._adahessian.num_samples * (group.get("step", 0) % period == 0)
+        taken = optimizer.param_groups[0].get("step", 0)
+        products = optimizer.num_samples * (taken % optimizer.update_period == 0)
         self._update()
         self.gradients += 1 + 2 * products
-        self._adahessian.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
 
@@ -240,111 +222,91 @@ class ScheduleFreeMethod(Method):
                 optimizer.train()
 
 
-def _resolved(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Alice's own options from those of a plan: ``step``, then ``terms``, then what is given.
-
-    With a ``step`` everything else starts from the paper's settings, without from the defaults.
-    """
-    found: dict[str, Any] = {}
-    for name, known in (("step", STEPS), ("terms", TERMS)):
-        value = options.get(name)
-        if value is not None:
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
-            found |= known[value]
-    return found | {k: v for k, v in options.items() if k not in ("step", "terms")}
-
-
-def _imported(name: str) -> Any:
-    """The optimizer's class; the package it is in may be missing."""
-    module, kind = optimizer_name(name)
-    return getattr(import_module(module), kind)
-
-
-_KINDS = {
-    "alice": "aliceopt:Alice",
-    "adam": "torch.optim:Adam",
-    "adamw": "torch.optim:AdamW",
-    "nadamw": "torch.optim:NAdam",
-    "sgd": "torch.optim:SGD",
-    "adahessian": "pytorch_optimizer:AdaHessian",
-    "schedule-free": "schedulefree:AdamWScheduleFree",
-    "muon": "torch.optim:Muon",
+OPTIMIZERS = {
+    "alice": ("aliceopt", "Alice"),
+    "adam": ("torch.optim", "Adam"),
+    "adamw": ("torch.optim", "AdamW"),
+    "nadamw": ("torch.optim", "NAdam"),
+    "sgd": ("torch.optim", "SGD"),
+    "adahessian": ("pytorch_optimizer", "AdaHessian"),
+    "schedule-free": ("schedulefree", "AdamWScheduleFree"),
+    "muon": ("torch.optim", "Muon"),
 }
+"""Module and class by the names that plans use; a package may be missing."""
+METHODS = tuple(OPTIMIZERS)
+"""The optimizers a plan may name."""
+_DRIVEN = {"adahessian": AdaHessianMethod, "schedule-free": ScheduleFreeMethod}
 _USUAL: dict[str, dict[str, Any]] = {
     **{name: {"fused": True} for name in ("adam", "adamw", "sgd")},
     "nadamw": {"decoupled_weight_decay": True},
 }
 """What the lab gives to an optimizer unless a plan says otherwise."""
-_EXTRA = {
-    **{name: {"max_grad_norm"} for name in _KINDS if name != "adahessian"},
+_EXTRA: dict[str, set[str]] = {
+    **{name: {"max_grad_norm"} for name in METHODS},
     "alice": {"terms", "step"},
+    "adahessian": set(),  # it needs its gradients' graph
     "muon": {"max_grad_norm", "kernels", "adam_lr", "adam_betas", "adam_weight_decay"},
 }
-"""What a plan may give beside the optimizer's own. AdaHessian needs its gradients' graph."""
-
-METHODS = tuple(_KINDS)
-"""The optimizers a plan may name."""
+"""What a plan may give beside the optimizer's own."""
 
 
 def make_method(name: str, model: nn.Module, options: Mapping[str, Any], *, seed: int) -> Method:
-    """The method of this name for a model, with the options of its optimizer."""
-    if name not in _KINDS:
+    """The method of this name for a model, with the options of its optimizer and no others."""
+    if name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(METHODS)}; got {name!r}")
-    check_options(name, options)
-    norm = None if name == "alice" else options.get("max_grad_norm")  # Alice clips by itself
-    if norm is not None:
-        checked(Positive, norm, "max_grad_norm")
-    method = _made(name, model, arguments(name, options), seed)
-    method.max_grad_norm = norm
-    return method
-
-
-def _made(name: str, model: nn.Module, options: dict[str, Any], seed: int) -> Method:
-    if name == "alice":
-        options = {"seed": seed, **options}
-        return AliceMethod(model, Alice(model.named_parameters(), model=model, **options))
-    if name == "muon":
-        return Method(model, *muon_and_adamw(model, options))
-    if name == "adahessian":
-        from pytorch_optimizer import AdaHessian
-
-        return AdaHessianMethod(model, AdaHessian(model.parameters(), **options))
-    if name == "schedule-free":
-        from schedulefree import AdamWScheduleFree
-
-        return ScheduleFreeMethod(model, AdamWScheduleFree(model.parameters(), **options))
-    return Method(model, _imported(name)(model.parameters(), **options))
-
-
-def arguments(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the optimizer is made with: a plan's options, resolved, over the lab's usual ones."""
-    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    if name == "alice":
-        return _resolved(chosen)
-    chosen.pop("max_grad_norm", None)
-    return chosen | {k: v for k, v in _USUAL.get(name, {}).items() if k not in chosen}
-
-
-def optimizer_name(name: str) -> tuple[str, str]:
-    """Module and class of the optimizer that a plan calls by this name."""
-    module, _, kind = _KINDS[name].partition(":")
-    return module, kind
-
-
-def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse an option that the optimizer does not have."""
     try:
-        made = _imported(name)
+        optimizer = optimizer_class(name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"optimizer {name!r} needs the package {error.name}: pip install 'aliceopt[lab]'"
         ) from error
-    known = set(inspect.signature(made).parameters) - {"params", "model", "kwargs"}
+    own = set(inspect.signature(optimizer).parameters) - {"params", "model", "kwargs"}
+    known = sorted(own | _EXTRA[name])
     for option in options:
-        if option not in known | _EXTRA.get(name, set()):
-            names = ", ".join(sorted(known | _EXTRA.get(name, set())))
-            raise ValueError(f"optimizer {name!r} has no option {option!r}; it has {names}")
+        if option not in known:
+            raise ValueError(
+                f"optimizer {name!r} has no option {option!r}; it has {', '.join(known)}"
+            )
+    norm = None if name == "alice" else options.get("max_grad_norm")  # Alice clips by itself
+    if norm is not None:
+        checked(Positive, norm, "max_grad_norm")
+    method: Method
+    given = arguments(name, options)
+    if name == "alice":
+        given = {"seed": seed, **given}
+        method = AliceMethod(model, Alice(model.named_parameters(), model=model, **given))
+    elif name == "muon":
+        method = Method(model, *muon_and_adamw(model, given))
+    else:
+        method = _DRIVEN.get(name, Method)(model, optimizer(model.parameters(), **given))
+    method.max_grad_norm = norm
+    return method
+
+
+def optimizer_class(name: str) -> Any:
+    """The class that a plan calls by this name."""
+    module, kind = OPTIMIZERS[name]
+    return getattr(import_module(module), kind)
+
+
+def arguments(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the optimizer is made with: a plan's options over the lab's usual ones.
+
+    Alice's own go over those that ``terms`` and ``step`` stand for; with a ``step`` everything else
+    starts from the paper's settings, without from the defaults.
+    """
+    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    if name != "alice":
+        chosen.pop("max_grad_norm", None)
+        return chosen | {k: v for k, v in _USUAL.get(name, {}).items() if k not in chosen}
+    found: dict[str, Any] = {}
+    for option, known in (("step", STEPS), ("terms", TERMS)):
+        value = chosen.pop(option, None)
+        if value is not None:
+            if value not in known:
+                raise ValueError(f"{option} must be one of {', '.join(known)}; got {value!r}")
+            found |= known[value]
+    return found | chosen
 
 
 def mean_gradients(name: str, options: Mapping[str, Any]) -> float:
@@ -368,15 +330,8 @@ def _extra_gradients(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
     """Gradients beyond one a step, and every how many steps they are taken."""
     if name == "adahessian":
         return 2 * int(options.get("num_samples", 1)), int(options.get("update_period", 1))
-    quick = _quick_steps(name, options)
-    return (0, 1) if quick is None else (2, quick + 1)
-
-
-def _quick_steps(name: str, options: Mapping[str, Any]) -> int | None:
-    """Alice's quick steps a measuring one; None for all that never probe."""
-    if name != "alice":
-        return None
-    chosen = {**TERMS["none"], "quick_steps": 3, **_resolved(options)}
-    if not has_curvature(chosen):
-        return None
-    return int(checked(whole(0), chosen["quick_steps"], "quick_steps"))
+    if name == "alice":
+        chosen = {**TERMS["none"], "quick_steps": 3, **arguments(name, options)}
+        if has_curvature(chosen):
+            return 2, 1 + int(checked(whole(0), chosen["quick_steps"], "quick_steps"))
+    return 0, 1

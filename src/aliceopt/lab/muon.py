@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
-
-__all__ = ["KernelMuon", "matrices_of", "muon_and_adamw"]
 
 
 def muon_and_adamw(model: nn.Module, options: dict[str, Any]) -> list[Optimizer]:
@@ -43,12 +41,8 @@ def matrices_of(model: nn.Module, *, kernels: bool = False) -> list[nn.Parameter
     Not tables of embeddings, nor what the model itself names as its ``ends``, the prefixes of its
     first and last layers.
     """
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for p in module.parameters()
-    }
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = {id(p) for module in embeddings for p in module.parameters()}
     ends = tuple(f"{prefix}." for prefix in getattr(model, "ends", ()))
     return [
         p
@@ -68,19 +62,15 @@ class KernelMuon(Muon):
 
     def __init__(self, kernels: Iterable[nn.Parameter], **options: Any):
         self._kernels = list(kernels)
-        self._orders = [_order(kernel) for kernel in self._kernels]
-        views = [nn.Parameter(f(p.detach())) for f, p in self._pairs()]
+        views = [nn.Parameter(_matrix(p.detach(), like=p)) for p in self._kernels]
         super().__init__(views, **options)
-
-    def _pairs(self) -> Iterable[tuple[Callable[[Tensor], Tensor], nn.Parameter]]:
-        return zip(self._orders, self._kernels, strict=True)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """A step from the kernels' gradients; one without a gradient stays."""
         views = [p for group in self.param_groups for p in group["params"]]
-        for view, (order, kernel) in zip(views, self._pairs(), strict=True):
-            view.grad = None if kernel.grad is None else order(kernel.grad)
+        for view, kernel in zip(views, self._kernels, strict=True):
+            view.grad = None if kernel.grad is None else _matrix(kernel.grad, like=kernel)
         return super().step(closure)  # type: ignore[no-untyped-call]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -89,8 +79,6 @@ class KernelMuon(Muon):
             kernel.grad = None
 
 
-def _order(kernel: Tensor) -> Callable[[Tensor], Tensor]:
-    """How to see a kernel as a matrix without a copy."""
-    if kernel.is_contiguous():
-        return lambda t: t.flatten(1)
-    return lambda t: t.permute(0, 2, 3, 1).flatten(1)
+def _matrix(kernel: Tensor, *, like: Tensor) -> Tensor:
+    """A kernel as a matrix, of ``like`` without a copy."""
+    return (kernel if like.is_contiguous() else kernel.permute(0, 2, 3, 1)).flatten(1)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from aliceopt.lab.evaluation import evaluate
 from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan
 from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
-from aliceopt.lab.problem import Problem
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import Problem, build_problem
 from aliceopt.lab.records import load_checkpoint, run_folder
 from aliceopt.lab.rules import try_problem
 from aliceopt.lab.spec import LabProblem, Run, Schedule, Source, Training, UserProblem

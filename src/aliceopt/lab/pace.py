@@ -16,7 +16,7 @@ from aliceopt.lab.study import Study
 from aliceopt.lab.team import Team
 from aliceopt.lab.train import Loop
 
-__all__ = ["known_paces", "measured_paces", "seconds_a_step"]
+__all__ = ["measured_paces", "seconds_a_step"]
 
 ROUNDS = 5
 """Rounds that are timed, after one that is not."""

@@ -7,45 +7,20 @@ long scale where it is none of the paper's; ``--set`` has the last word.
 
 from __future__ import annotations
 
-import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from aliceopt.lab import data
+from aliceopt.lab import data, spec, typed
 from aliceopt.lab.methods import METHODS, make_method, planned
-from aliceopt.lab.problem import METRICS
-from aliceopt.lab.spec import (
-    LabProblem,
-    Plan,
-    PlannedMethod,
-    PlannedRun,
-    PlannedTraining,
-    Recipe,
-    Schedule,
-    Source,
-    checked_precision,
-)
-from aliceopt.lab.typed import check, checked, from_json, whole
+from aliceopt.lab.problem import METRICS, load_data
 from aliceopt.lab.words import meant
 
-__all__ = [
-    "EXPERIMENTS",
-    "FAMILIES",
-    "SCALES",
-    "TERM_NAMES",
-    "PlanError",
-    "choose",
-    "experiment_plan",
-    "gradients_of",
-    "label_of",
-    "plan_of",
-    "scales_of",
-    "settings_of",
-]
+__all__ = ["PlanError", "experiment_plan", "scales_of", "settings_of"]
 
 FOLDER = Path(__file__).with_name("experiments")
 EXPERIMENTS = tuple(
@@ -64,6 +39,18 @@ class PlanError(ValueError):
     """A plan that cannot be carried out, with the value that is wrong."""
 
 
+@contextmanager
+def _refusing(place: str = "") -> Iterator[None]:
+    """Within, whatever value is refused is one of the plan's; ``place`` says where in it."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except ValueError as error:
+        raise PlanError(f"{place}{error}") from error
+
+
+@_refusing()
 def experiment_plan(
     name: str,
     scale: str = "lab",
@@ -75,7 +62,7 @@ def experiment_plan(
     root: Path | None = None,
     read: bool = True,
     check: bool = True,
-) -> Plan:
+) -> spec.Plan:
     """The plan of an experiment at a scale, with a user's changes.
 
     ``methods`` names those wanted, all for None; ``adamw@2e-3`` is ``adamw`` at that rate.
@@ -89,74 +76,70 @@ def experiment_plan(
     if seeds is not None:
         settings["seeds"] = seeds
     if precision is not None:
-        try:
-            settings["train"]["precision"] = checked_precision(precision)
-        except ValueError as error:
-            raise PlanError(str(error)) from error
-    chosen = _methods(settings["methods"], methods)
-    if not chosen:
-        raise PlanError(f"--methods names none; there is {', '.join(settings['methods'])}")
+        settings["train"]["precision"] = spec.checked_precision(precision)
     if root is not None:
         settings["data"]["root"] = str(root)
-    about = _about(name, scale, settings)
+    known = settings["methods"]
+    wanted = {key: key.partition("@")[0] for key in (known if methods is None else methods)}
+    if not wanted:
+        raise PlanError(f"--methods names none; there is {', '.join(known)}")
+    there = choose(known, wanted.values(), "method")
+    metric = settings["metric"]
+    if metric not in tuple(METRICS):  # which also takes what no table can look up
+        raise PlanError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
     size = _training(settings["train"]).batch_size
     if size is None:
         raise PlanError("train needs a batch_size")
-    problem = LabProblem(settings["model"], settings["data"], size, settings["metric"])
-    batches = _batches(settings, size, read)
-    return plan_of(problem, settings, chosen, batches, check=check, **about)
+    problem = spec.LabProblem(settings["model"], settings["data"], size, metric)
+    return plan_of(
+        problem,
+        settings,
+        {key: there[method] for key, method in wanted.items()},
+        _batches(problem, settings["train"], read),
+        check=check,
+        kind="experiment",
+        name=name,
+        scale=scale,
+        title=settings["title"],
+        figure=settings["figure"],
+        metric=metric,
+        better=METRICS[metric],
+        reference=settings.get("paper", ""),
+        official_data=settings_of(name, scales_of(name)[0])["data"]["name"],
+    )
 
 
-def _about(name: str, scale: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    metric = settings["metric"]
-    if metric not in METRICS:
-        raise PlanError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
-    about = {"kind": "experiment", "name": name, "scale": scale, "better": METRICS[metric]}
-    about |= {key: settings[key] for key in ("title", "figure", "metric")}
-    about["reference"] = settings.get("paper", "")
-    about["official_data"] = settings_of(name, scales_of(name)[0])["data"]["name"]
-    return about
+def _batches(problem: spec.LabProblem, train: Mapping[str, Any], read: bool) -> int:
+    """Batches an epoch: of the data if it is there, else of the set as published."""
+    if read:
+        try:
+            return len(load_data(problem).train)
+        except TypeError as error:
+            raise PlanError(f"data: {error}") from error
+        except data.DataError:
+            pass  # told by the command that needs the data
+    return max(1, int(train.get("examples", 0)) // problem.batch_size)
 
 
-def _methods(known: Mapping[str, Any], wanted: Iterable[str] | None) -> dict[str, Any]:
-    """Those that are wanted; a name with a rate behind it, ``adamw@2e-3``, is that method there."""
-    if wanted is None:
-        return dict(known)
-    asked = list(wanted)
-    names = dict.fromkeys(name.partition("@")[0] for name in asked)
-    chosen = choose(known, names, "method")
-    return {name: _at_rate(name, chosen[name.partition("@")[0]]) for name in asked}
-
-
-def _at_rate(name: str, method: Mapping[str, Any]) -> dict[str, Any]:
-    key, at, rate = name.partition("@")
-    if not at:
-        return dict(method)
-    value = _value(rate)
-    if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
-        raise PlanError(
-            f"method {name!r}: a learning rate > 0 stands behind the @, like {key}@1e-3; "
-            f"got {rate!r}"
-        )
-    label = method.get("label") or (label_of(method) if _optimizer(key, method) == "alice" else key)
-    return {**method, "lr": value, "label": f"{label}, lr {rate}"}
-
-
+@_refusing()
 def plan_of(
-    problem: Source,
+    problem: spec.Source,
     settings: Mapping[str, Any],
     methods: Mapping[str, Mapping[str, Any]],
     batches: int,
     *,
     check: bool = True,
     **about: Any,
-) -> Plan:
-    """Every method with every seed on one problem; ``about`` are further fields of the plan."""
+) -> spec.Plan:
+    """Every method with every seed on one problem; ``about`` are further fields of the plan.
+
+    A method whose key has a rate behind it, like ``adamw@2e-3``, gets that rate.
+    """
     seeds = _seeds(settings["seeds"])
-    described: dict[str, PlannedMethod] = {}
+    described: dict[str, spec.PlannedMethod] = {}
     costs: dict[str, tuple[int, int]] = {}
     for key, method in methods.items():
-        mine = described[key] = _method(key, method, settings)
+        mine = described[key] = _method(key, method, settings.get("alice", {}))
         if check:
             _check_options(key, mine)
         training = _training(settings["train"], batches, method.get("epochs"))
@@ -164,60 +147,53 @@ def plan_of(
         if steps is None:
             raise PlanError("train needs steps or epochs")
         costs[key] = steps, gradients_of(mine, training, steps)
-    plan = Plan(
+    plan = spec.Plan(
         **about,
         problem=problem,
-        data=problem.data["name"] if isinstance(problem, LabProblem) else "the problem's own",
+        data=problem.data["name"] if isinstance(problem, spec.LabProblem) else "the problem's own",
         training=_training(settings["train"], batches),
         methods=described,
         seeds=seeds,
         # Seeds outermost: an interrupted plan has compared all methods on the first seeds.
-        runs=[PlannedRun(key, seed, *costs[key]) for seed in sorted(seeds) for key in methods],
+        runs=[spec.PlannedRun(key, seed, *costs[key]) for seed in sorted(seeds) for key in methods],
         paper={key: m["paper"] for key, m in methods.items() if "paper" in m},
     )
-    _check_plan(plan)
+    typed.check(plan)
+    for key in methods:
+        with _refusing(f"method {key}: "):
+            plan.schedule_of(key)
     return plan
 
 
-def _check_plan(plan: Plan) -> None:
-    """Refuse a field that does not hold what its type says, and a schedule that there is not."""
-    said = ""
-    try:
-        check(plan)
-        for key in plan.methods:
-            said = f"method {key}: "
-            plan.schedule_of(key)
-    except ValueError as error:
-        raise PlanError(f"{said}{error}") from error
-
-
-def _method(key: str, method: Mapping[str, Any], settings: Mapping[str, Any]) -> PlannedMethod:
-    optimizer = _optimizer(key, method)
-    alice = optimizer == "alice"
+def _method(key: str, method: Any, alice: Mapping[str, Any]) -> spec.PlannedMethod:
+    """A method as the plan has it; ``alice``: what every Alice starts from."""
+    name, at, rate = key.partition("@")
+    if not isinstance(method, Mapping) or "optimizer" not in method:
+        raise PlanError(f"method {name} needs an optimizer, one of {', '.join(METHODS)}")
+    optimizer = str(method["optimizer"])
     options = {k: v for k, v in method.items() if k not in _ABOUT_METHODS}
-    options = {**settings.get("alice", {}), **options} if alice else options
+    options = {**alice, **options} if optimizer == "alice" else options
+    label = method.get("label") or (label_of(options) if optimizer == "alice" else name)
+    if at:
+        options["lr"], label = _value(rate), f"{label}, lr {rate}"
+        if not typed.fits(typed.Positive, options["lr"]):
+            raise PlanError(
+                f"method {key!r}: a learning rate > 0 stands behind the @, like {name}@1e-3; "
+                f"got {rate!r}"
+            )
     about = {
-        "label": method.get("label") or (label_of(options) if alice else key),
-        "family": "alice" if alice else "baseline",
+        "label": label,
+        "family": "alice" if optimizer == "alice" else "baseline",
         "optimizer": optimizer,
         "options": options,
         "terms": options.get("terms"),
         "step": options.get("step"),
         "schedule": method.get("schedule"),
     }
-    try:
-        return from_json(PlannedMethod, about, f"methods.{key}")
-    except ValueError as error:
-        raise PlanError(str(error)) from error
+    return typed.from_json(spec.PlannedMethod, about, f"methods.{key}")
 
 
-def _optimizer(key: str, method: Any) -> str:
-    if not isinstance(method, Mapping) or "optimizer" not in method:
-        raise PlanError(f"method {key} needs an optimizer, one of {', '.join(METHODS)}")
-    return str(method["optimizer"])
-
-
-def _check_options(key: str, method: PlannedMethod) -> None:
+def _check_options(key: str, method: spec.PlannedMethod) -> None:
     """Refuse now what the optimizer would refuse when its first run begins."""
     try:
         make_method(method.optimizer, nn.Linear(2, 2), method.options, seed=0)
@@ -227,7 +203,7 @@ def _check_options(key: str, method: PlannedMethod) -> None:
         raise PlanError(f"method {key}: {error}") from error
 
 
-def gradients_of(method: PlannedMethod, training: Recipe, steps: int) -> int:
+def gradients_of(method: spec.PlannedMethod, training: spec.Recipe, steps: int) -> int:
     """Gradient evaluations of a run of so many steps."""
     gradients = planned(method.optimizer, method.options, steps)
     if training.power_law is None:
@@ -238,45 +214,26 @@ def gradients_of(method: PlannedMethod, training: Recipe, steps: int) -> int:
 
 def label_of(options: Mapping[str, Any]) -> str:
     """A name for Alice with these options."""
-    step = {"naq": "NAQ", "full": "full"}.get(options.get("step") or "", "")
-    terms = options.get("terms", "glass+abs" if step else "none")
+    step = {"naq": "NAQ", "full": "full"}.get(str(options.get("step")), "")
+    terms = str(options.get("terms", "glass+abs" if step else "none"))
     return f"Alice, {TERM_NAMES.get(terms, terms)}, {step}".rstrip(", ")
 
 
 def _training(
     train: Mapping[str, Any], batches: int = 1, epochs: float | None = None
-) -> PlannedTraining:
+) -> spec.PlannedTraining:
     """The table ``train``, with epochs of a method's own if they are given."""
     own = {} if epochs is None else {"epochs": epochs}
-    try:
-        return from_json(PlannedTraining, {**train, "batches": batches, **own}, "train")
-    except ValueError as error:
-        raise PlanError(str(error)) from error
+    return typed.from_json(spec.PlannedTraining, {**train, "batches": batches, **own}, "train")
 
 
 def _seeds(seeds: Any) -> list[int]:
-    if isinstance(seeds, list):
-        fine = all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds)
-        if not seeds or not fine or len(set(seeds)) < len(seeds):
-            raise PlanError(f"seeds must be different whole numbers >= 0, got {seeds!r}")
-        return seeds
-    try:
-        return list(range(checked(whole(1, 10_000), seeds, "seeds")))
-    except ValueError as error:
-        raise PlanError(str(error)) from error
-
-
-def _batches(settings: Mapping[str, Any], size: int, read: bool) -> int:
-    """Batches an epoch: of the data if it is there, else of the set as published."""
-    source = {k: v for k, v in settings["data"].items() if k != "name"}
-    if read:
-        try:
-            return len(data.load(settings["data"]["name"], batch_size=size, **source).train)
-        except TypeError as error:
-            raise PlanError(f"data: {error}") from error
-        except data.DataError:
-            pass  # told by the command that needs the data
-    return max(1, int(settings["train"].get("examples", 0)) // size)
+    if not isinstance(seeds, list):
+        return list(range(typed.checked(typed.whole(1, 10_000), seeds, "seeds")))
+    fine = all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds)
+    if not seeds or not fine or len(set(seeds)) < len(seeds):
+        raise PlanError(f"seeds must be different whole numbers >= 0, got {seeds!r}")
+    return seeds
 
 
 # ---- settings ----------------------------------------------------------------------------------
@@ -290,12 +247,12 @@ def settings_of(name: str, scale: str) -> dict[str, Any]:
         raise PlanError(f"scale must be one of {', '.join(known)}; got {scale!r}")
     settings, mine = _read("common"), _read(name)
     if "like" in mine:
-        settings = _merged(settings, _read(mine.pop("like")))
-    settings = _merged(settings, mine)
+        settings = merged(settings, _read(mine.pop("like")))
+    settings = merged(settings, mine)
     smaller = settings.pop("scale").get(scale, {})
     if "steps" in smaller.get("train", {}):
         settings["train"].pop("epochs", None)
-    return _merged(settings, smaller)
+    return merged(settings, smaller)
 
 
 def scales_of(name: str) -> tuple[str, ...]:
@@ -311,13 +268,14 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes``, table by table."""
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, table by table; None changes nothing."""
     result = dict(base)
     for key, value in changes.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        elif value is not None:
+            result[key] = value
     return result
 
 
@@ -334,10 +292,9 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     for part in path[:-1]:
         if part not in table or not isinstance(table[part], dict):
             raise PlanError(f"--set {change}: there is no {part!r}{meant(part, table)}")
-        table[part] = dict(table[part])
         table = table[part]
-    training = [name for name in PlannedTraining.__dataclass_fields__ if name != "batches"]
-    fields = {"train": training, "train.schedule": list(Schedule.__dataclass_fields__)}
+    training = [name for name in spec.PlannedTraining.__dataclass_fields__ if name != "batches"]
+    fields = {"train": training, "train.schedule": list(spec.Schedule.__dataclass_fields__)}
     where = ".".join(path[:-1])
     known = fields.get(where, [] if path[0] in _OPEN_TABLES and path[:-1] else list(table))
     if known and path[-1] not in known:
@@ -359,10 +316,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def choose(known: Mapping[str, Any], wanted: Iterable[str] | None, what: str) -> dict[str, Any]:
-    """Those that are wanted, in that order; all of them for None."""
-    if wanted is None:
-        return dict(known)
+def choose(known: Mapping[str, Any], wanted: Iterable[str], what: str) -> dict[str, Any]:
+    """Those that are wanted, in that order."""
     chosen = {}
     for key in wanted:
         if key not in known:

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,21 +22,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aliceopt.lab.data.accept import as_split
-from aliceopt.lab.data.splits import Split
+from aliceopt.lab import data, models
+from aliceopt.lab.randomness import seed_all
+from aliceopt.lab.spec import LabProblem, Source, UserProblem
 from aliceopt.lab.words import meant
+from aliceopt.landscape import twin
 
-__all__ = [
-    "METRICS",
-    "Metric",
-    "Problem",
-    "ProblemError",
-    "kind_of",
-    "load_function",
-    "make_problem",
-    "said",
-    "source_of",
-]
+__all__ = ["Problem", "ProblemError", "build_problem", "load_function", "make_problem"]
 
 BATCH_SIZE = 64
 """Examples a batch, where the problem does not say."""
@@ -101,19 +94,16 @@ class Problem:
             raise ProblemError(
                 f"loss must be a function of outputs and targets, got {kind_of(self.loss)}"
             )
-        self.train = self._split("train", self.train)
-        self.validation = self._split("validation", self.validation)
-        self.measure = _metric(self.metric, self.better)
-
-    def _split(self, name: str, data: Any) -> Split:
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ProblemError(f"batch_size must be a whole number >= 1, got {size!r}")
+        most = size or BATCH_SIZE
         try:
-            shrink = name == "validation" or size is None
-            return as_split(data, size or BATCH_SIZE, name=name, shrink=shrink)
+            self.train = data.as_split(self.train, most, name="train", shrink=size is None)
+            self.validation = data.as_split(self.validation, most, name="validation", shrink=True)
         except (TypeError, ValueError) as error:
             raise ProblemError(str(error)) from error
+        self.measure = _metric(self.metric, self.better)
 
 
 def _metric(metric: Any, better: str | None) -> Metric:
@@ -122,21 +112,18 @@ def _metric(metric: Any, better: str | None) -> Metric:
             raise ProblemError(
                 f"with a metric of your own, better must be 'higher' or 'lower', got {better!r}"
             )
-        return Metric(_name(metric), better, metric)
+        name = str(getattr(metric, "__name__", "metric"))
+        if not name.isidentifier():
+            name = "metric"
+        elif name in METRICS or name in _RECORDED:  # never what records call something else
+            name = f"custom {name}"
+        return Metric(name, better, metric)
     if not isinstance(metric, str) or metric not in METRICS:
         known = ", ".join(map(repr, METRICS))
         raise ProblemError(f"metric must be {known} or a function, got {metric!r}")
     if better not in (None, METRICS[metric]):
         raise ProblemError(f"{METRICS[metric]} {metric} is better, got better={better!r}")
     return Metric(metric, METRICS[metric], accuracy if metric == "accuracy" else None)
-
-
-def _name(metric: Callable[..., Any]) -> str:
-    """What records call a metric of the user's own: never what they call something else."""
-    name = str(getattr(metric, "__name__", "metric"))
-    if not name.isidentifier():
-        return "metric"
-    return f"custom {name}" if name in METRICS or name in _RECORDED else name
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -201,7 +188,9 @@ def load_function(name: str) -> Callable[[], Any]:
         raise ProblemError(
             f"--problem must be package.module:function or file.py:function, got {name!r}{hint}"
         )
-    module = _load_file(name, module_name) if module_name.endswith(".py") else _load(module_name)
+    if module_name.endswith(".py") and not Path(module_name).is_file():
+        raise ProblemError(f"there is no file {module_name!r} (from --problem {name})")
+    module = _load(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         mine = [
@@ -231,42 +220,102 @@ def source_of(name: str) -> str | None:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
 
 
-def _load(module_name: str) -> ModuleType:
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and module_name.split(".")[0] == error.name.split(".")[0]:
-            raise ProblemError(
-                f"no module {module_name!r} here or installed; for a file write "
-                f"{module_name.replace('.', '/')}.py:function"
-            ) from error
-        raise ProblemError(f"{module_name} needs {error.name}, which is not installed") from error
-    except Exception as error:
-        raise ProblemError(f"{module_name} cannot be imported: {said(error)}") from error
-
-
-def _load_file(name: str, path: str) -> ModuleType:
-    file = Path(path)
-    if not file.is_file():
-        raise ProblemError(f"there is no file {path!r} (from --problem {name})")
-    key = f"aliceopt_problem_{file.stem}"
-    spec = importlib.util.spec_from_file_location(key, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # so that classes defined there can be found again
-    folder = str(file.resolve().parent)
+def _load(name: str) -> ModuleType:
+    """A file, which may import its neighbours, or a module, here or installed."""
+    in_file = name.endswith(".py")
+    folder = str(Path(name).resolve().parent) if in_file else ""  # as `python -m` does
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
+        if not in_file:
+            return importlib.import_module(name)
+        key = f"aliceopt_problem_{Path(name).stem}"
+        spec = importlib.util.spec_from_file_location(key, name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[key] = module  # so that classes defined there can be found again
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
-        raise ProblemError(f"{path} needs {error.name}, which is not installed") from error
+        if not in_file and error.name and name.split(".")[0] == error.name.split(".")[0]:
+            raise ProblemError(
+                f"no module {name!r} here or installed; for a file write "
+                f"{name.replace('.', '/')}.py:function"
+            ) from error
+        raise ProblemError(f"{name} needs {error.name}, which is not installed") from error
     except Exception as error:
-        raise ProblemError(f"{path} cannot be run: {said(error)}") from error
+        verb = "run" if in_file else "imported"
+        raise ProblemError(f"{name} cannot be {verb}: {said(error)}") from error
     return module
+
+
+# ---- from plain values -------------------------------------------------------------------------
+
+
+def build_problem(source: Source, seed: int) -> Problem:
+    """The problem of a run.
+
+    Everything is read and imported first and the generators seeded then, so that the weights
+    follow from the seed alone.
+    """
+    if isinstance(source, UserProblem):
+        function = load_function(source.function)
+        seed_all(seed)
+        problem = make_problem(function, source.function)
+        problem.model = _twinned(problem.model, source.twin)
+        return problem
+    loaded = load_data(source)
+    seed_all(seed)
+    model = _twinned(model_for(loaded, source.model), source.twin)
+    return Problem(
+        model=model,
+        loss=getattr(model, "loss", nn.functional.cross_entropy),
+        train=loaded.train,
+        validation=loaded.validation,
+        metric=source.metric,
+        batch_size=source.batch_size,
+        note=loaded.note,
+    )
+
+
+def load_data(source: LabProblem) -> data.Loaded:
+    """The data that a plan names; an option that the set has not is a `TypeError`."""
+    given = {k: v for k, v in source.data.items() if k != "name"}
+    return data.load(source.data["name"], batch_size=source.batch_size, **given)
+
+
+def model_for(loaded: data.Loaded, about: Mapping[str, Any]) -> nn.Module:
+    """The network for some data; a name or an option that there is not is refused."""
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
+    name = options.pop("name")
+    if name not in tuple(MODELS):  # which also takes what no table can look up
+        raise ProblemError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
+    try:
+        return MODELS[name](loaded, options)
+    except TypeError as error:
+        raise ProblemError(f"model {name}: {error} (its options: {options})") from error
+
+
+def _twinned(model: nn.Module, activation: str | None) -> nn.Module:
+    return model if activation is None else twin(model, activation).model
+
+
+def _mlp(loaded: data.Loaded, options: dict[str, Any]) -> nn.Module:
+    hidden = options.pop("hidden", (64, 64))
+    return models.mlp([math.prod(loaded.shape), *hidden, loaded.classes], **options)
+
+
+MODELS: dict[str, Callable[[data.Loaded, dict[str, Any]], nn.Module]] = {
+    "resnet18": lambda it, o: models.resnet18(it.classes, in_channels=it.shape[0], **o),
+    "vit": lambda it, o: models.vit(it.classes, image=it.shape[1], channels=it.shape[0], **o),
+    "tensorised-transformer": lambda it, o: models.tensorised_transformer(
+        it.classes, length=it.shape[0], **o
+    ),
+    "gpt": lambda it, o: models.gpt(it.classes, context=it.shape[0], **o),
+    "convnet": lambda it, o: models.convnet(it.classes, image=it.shape, **o),
+    "mlp": _mlp,
+}
+"""Networks by the names that plans use, from data and options; data decides some of the sizes."""
 
 
 def kind_of(value: Any) -> str:

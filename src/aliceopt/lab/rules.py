@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aliceopt.lab.muon import matrices_of
-from aliceopt.lab.problem import Problem, ProblemError, kind_of, said
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import Problem, ProblemError, build_problem, kind_of, said
 from aliceopt.lab.randomness import host_states, restore_host_states, seed_host
 from aliceopt.lab.spec import Source, UserProblem
 from aliceopt.lab.words import counted
 from aliceopt.probe import BufferGuard
 
-__all__ = ["check_repeatable", "check_seeds", "checked_problem", "lacks", "try_problem"]
+__all__ = ["check_repeatable", "check_seeds", "checked_problem", "try_problem"]
 
 GRADIENTS = 4
 """Batches tried at most, to tell a parameter that is never used from one that is used at times."""
@@ -138,24 +138,31 @@ def _same(a: Any, b: Any) -> bool:
 # ---- one batch ---------------------------------------------------------------------------------
 
 
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Within, a model may be tried: buffers, gradients, mode and random states are put back."""
+    was_training, buffers, states = model.training, BufferGuard(model), host_states()
+    grads = [(p, p.grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        buffers.restore()
+        restore_host_states(states)
+        for param, grad in grads:
+            param.grad = grad
+
+
 def try_problem(problem: Problem) -> None:
     """Try one batch, so that a mistake is told before an hour of training, and where it is.
 
     The model is left as it was, buffers, gradients and mode, and so are the random states.
     """
-    was_training, buffers = problem.model.training, BufferGuard(problem.model)
-    grads, states = [(p, p.grad) for p in problem.model.parameters()], host_states()
-    try:
+    with _untouched(problem.model):
         _check_batches_repeat(problem)
         tried = [_try(problem, name, training=name == "train") for name in _DATA]
         _check_gradients(problem)
         _check_sign(problem, tried)
-    finally:
-        problem.model.train(was_training)
-        buffers.restore()
-        restore_host_states(states)
-        for param, grad in grads:
-            param.grad = grad
 
 
 def _check_batches_repeat(problem: Problem) -> None:
@@ -181,7 +188,18 @@ def _try(problem: Problem, name: str, *, training: bool) -> tuple[Any, Any]:
     with torch.set_grad_enabled(training):
         outputs = _call(f"{name}: model(inputs)", problem.model, inputs)
         loss = _call(f"{name}: loss(outputs, targets)", problem.loss, outputs, targets)
-        _check_loss(loss, differentiable=training)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ProblemError(
+            f"loss(outputs, targets) must be a tensor with one number, got {kind_of(loss)}: "
+            "take the mean over the batch"
+        )
+    if training and not loss.requires_grad:
+        raise ProblemError("the loss does not depend on the model's parameters: no gradient")
+    if not loss.isfinite().all():
+        raise ProblemError(
+            f"the loss of a batch is {loss.item()}, before anything is trained: is a number in the "
+            "data not finite, or the logarithm of zero in the loss?"
+        )
     if isinstance(inputs, Tensor) and inputs._version != version:
         raise ProblemError(
             "the model changes its inputs in place, and Alice evaluates a batch three times: "
@@ -204,33 +222,14 @@ def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
             warnings.filterwarnings("error", message="Using a target size")
             return function(*arguments)
     except Exception as error:
-        given = f"; {_seen(*arguments)}" if arguments else ""
+        kinds = [
+            f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
+            if isinstance(v, Tensor)
+            else kind_of(v)
+            for v in arguments
+        ]
+        given = f"; it was given {' and '.join(kinds)}" if kinds else ""
         raise ProblemError(f"{what} raised {said(error)}{given}") from error
-
-
-def _seen(*values: Any) -> str:
-    kinds = [
-        f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
-        if isinstance(v, Tensor)
-        else kind_of(v)
-        for v in values
-    ]
-    return f"it was given {' and '.join(kinds)}"
-
-
-def _check_loss(loss: Any, *, differentiable: bool) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ProblemError(
-            f"loss(outputs, targets) must be a tensor with one number, got {kind_of(loss)}: "
-            "take the mean over the batch"
-        )
-    if differentiable and not loss.requires_grad:
-        raise ProblemError("the loss does not depend on the model's parameters: no gradient")
-    if not loss.isfinite().all():
-        raise ProblemError(
-            f"the loss of a batch is {loss.item()}, before anything is trained: is a number in the "
-            "data not finite, or the logarithm of zero in the loss?"
-        )
 
 
 def _check_gradients(problem: Problem) -> None:
@@ -268,12 +267,22 @@ def _check_sign(problem: Problem, tried: list[tuple[Any, Any]]) -> None:
     there an accuracy is high and an error low, whatever the model. Both batches must agree.
     Outputs that are no tensor of floats, or a very large one, are not judged.
     """
-    measure = problem.measure
-    found = [_fitted(problem, *pair) for pair in tried] if measure.of is not None else [None]
+    measure, found = problem.measure, []
     sign = 1.0 if measure.better == "higher" else -1.0
-    if not all(pair is not None and _is_worse(sign * pair[1], sign * pair[0]) for pair in found):
-        return
-    assert found[0] is not None
+    for outputs, targets in tried:
+        if measure.of is None or not isinstance(outputs, Tensor):
+            return
+        if not outputs.is_floating_point() or outputs.numel() > MOST_OUTPUTS:
+            return
+        try:
+            fit = _fit(problem.loss, outputs.detach().clone(), targets)
+            with torch.no_grad():
+                before, after = (float(measure.of(out, targets)) for out in (outputs, fit))
+        except Exception:  # of a loss or a metric that minds such outputs: nothing is known
+            return
+        if not sign * (before - after) > 1e-3 * max(abs(before), abs(after)):  # nor if it is NaN
+            return
+        found.append((before, after))
     before, after = found[0]
     other = "lower" if measure.better == "higher" else "higher"
     cure = f"give better={other!r}" if callable(problem.metric) else "minimise the other sign"
@@ -282,26 +291,6 @@ def _check_sign(problem: Problem, tried: list[tuple[Any, Any]]) -> None:
         f"{after:.3g} where the outputs of a batch are made to fit: {cure}, or choose a metric "
         "that agrees with the loss"
     )
-
-
-def _is_worse(value: float, than: float) -> bool:
-    """By more than rounding, higher being better; False where one is no number."""
-    return than - value > 1e-3 * max(abs(than), abs(value))
-
-
-def _fitted(problem: Problem, outputs: Any, targets: Any) -> tuple[float, float] | None:
-    """The metric of some outputs, and of those that `_fit` makes of them."""
-    of = problem.measure.of
-    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-        return None
-    if of is None or outputs.numel() > MOST_OUTPUTS:
-        return None
-    try:
-        fit = _fit(problem.loss, outputs.detach().clone(), targets)
-        with torch.no_grad():
-            return float(of(outputs, targets)), float(of(fit, targets))
-    except Exception:  # of a loss or a metric that minds such outputs: nothing is known
-        return None
 
 
 def _fit(loss: Callable[[Any, Any], Tensor], outputs: Tensor, targets: Any) -> Tensor:
@@ -344,18 +333,13 @@ def lacks(problem: Problem, optimizer: str) -> str | None:
         return "Muon needs parameters that are matrices, and the model has none"
     if optimizer != "adahessian":
         return None
-    model = problem.model
-    was_training, buffers, states = model.training, BufferGuard(model), host_states()
     try:
-        inputs, targets = _batch(problem, "train")
-        params = list(_trained(problem).values())
-        loss = problem.loss(model.train()(inputs), targets).reshape(())
-        grads = torch.autograd.grad(loss, params, create_graph=True)
-        torch.autograd.grad(grads, params, grad_outputs=grads)
+        with _untouched(problem.model):
+            inputs, targets = _batch(problem, "train")
+            params = list(_trained(problem).values())
+            loss = problem.loss(problem.model.train()(inputs), targets).reshape(())
+            grads = torch.autograd.grad(loss, params, create_graph=True)
+            torch.autograd.grad(grads, params, grad_outputs=grads)
     except RuntimeError as error:
         return f"AdaHessian needs gradients that can be differentiated again: {said(error)}"
-    finally:
-        model.train(was_training)
-        buffers.restore()
-        restore_host_states(states)
     return None

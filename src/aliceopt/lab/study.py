@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
-from aliceopt.lab.plan import PlanError, choose, gradients_of, plan_of
+from aliceopt.lab.plan import PlanError, choose, gradients_of, merged, plan_of
 from aliceopt.lab.problem import Problem, ProblemError, source_of
 from aliceopt.lab.rules import checked_problem, lacks
 from aliceopt.lab.spec import (
@@ -28,19 +28,7 @@ from aliceopt.lab.spec import (
 )
 from aliceopt.lab.typed import Finite, Positive, Rule, checked, whole
 
-__all__ = [
-    "BASELINES",
-    "BUDGETS",
-    "GRID_TERMS",
-    "TUNING_SEEDS",
-    "Study",
-    "Tried",
-    "at_place",
-    "rate_at",
-    "seconds_of",
-    "study_folder",
-    "study_plan",
-]
+__all__ = ["Study", "rate_at", "study_plan"]
 
 SETTINGS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("study.toml").read_text(encoding="utf-8")
@@ -162,33 +150,26 @@ def study_plan(
     ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made here
     and tried, so that what is wrong with it is told at once.
     """
-    _check_choices(budget, limit, tune)
-    for flag, value, kind in (
-        ("--seeds", seeds, _SEEDS),
-        ("--epochs", epochs, Positive),
-        ("--lr", lr, Positive),
-        ("--quick-steps", quick_steps, whole(0)),
-        ("--target", target, Finite),
-    ):
-        if value is not None:
-            checked(kind, value, flag)
-    if epochs is not None and seconds_of(budget) is not None:
-        raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
-    settings = _settings(seeds, epochs, limit, quick_steps)
-    if precision is not None:
-        settings["train"]["precision"] = checked_precision(precision)
-    source = _source(problem, settings)
+    _check_flags(seeds, epochs, lr, quick_steps, limit, budget, target, tune, precision)
+    changes = {
+        "seeds": seeds,
+        "train": {"epochs": epochs, "precision": precision},
+        "alice": {"limit": limit, "quick_steps": quick_steps},
+    }
+    settings = merged(SETTINGS, changes)
+    train, alice = settings["train"], settings["alice"]
+    source: Source = LabProblem(settings["model"], settings["data"], train["batch_size"])
+    if problem is not None:
+        source = UserProblem(problem, source_of(problem))
     made = checked_problem(source)
-    settings["train"]["batch_size"] = made.train.batch_size
-    methods = _grid(terms, steps, _alice_rates(limit, lr))
-    chosen = choose(
-        SETTINGS["baselines"], BASELINES if baselines is None else baselines, "baseline"
-    )
-    methods |= {key: m for key, m in chosen.items() if _fits(m, made, asked=baselines is not None)}
+    train["batch_size"] = made.train.batch_size
+    methods = _grid(terms, steps, limit, lr) | _baselines(baselines, made)
     if not methods:
         raise PlanError("nothing to compare: name at least one of --terms or --baselines")
-    if budget == "gradients":
-        methods = {key: _for_its_cost(m, settings) for key, m in methods.items()}
+    if budget == "gradients":  # fewer epochs, as many as a method's gradients a step allow
+        for key, method in methods.items():
+            share = 1 / mean_gradients(method["optimizer"], {**alice, **method})
+            methods[key] = {**method, "epochs": train["epochs"] * share}
     plan = plan_of(
         source,
         settings,
@@ -207,70 +188,67 @@ def study_plan(
     return Study(plan, tune)
 
 
-def _check_choices(budget: str, limit: str, tune: int) -> None:
+def _check_flags(
+    seeds: int | None,
+    epochs: float | None,
+    lr: float | None,
+    quick_steps: int | None,
+    limit: str,
+    budget: str,
+    target: float | None,
+    tune: int,
+    precision: str | None,
+) -> None:
     if budget not in BUDGETS and seconds_of(budget) is None:
         raise PlanError(
             f"--budget must be steps, gradients or a number of seconds like 60s, got {budget!r}"
         )
     if limit not in SETTINGS["rates"]:
         raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
-    if isinstance(tune, bool) or not isinstance(tune, int) or tune not in (1, *range(3, 16)):
+    if type(tune) is not int or tune not in (1, *range(3, 16)):
         raise PlanError(f"--tune must be 1 or a whole number from 3 to 15, got {tune!r}")
-
-
-def _settings(
-    seeds: int | None, epochs: float | None, limit: str, quick_steps: int | None
-) -> dict[str, Any]:
-    settings = {**SETTINGS, "train": dict(SETTINGS["train"])}
-    settings["alice"] = {**SETTINGS["alice"], "limit": limit}
-    if seeds is not None:
-        settings["seeds"] = seeds
-    if epochs is not None:
-        settings["train"]["epochs"] = epochs
-    if quick_steps is not None:
-        settings["alice"]["quick_steps"] = quick_steps
-    return settings
-
-
-def _alice_rates(limit: str, lr: float | None) -> dict[str, float]:
-    """Middle rates by kind of step; a given one is for NAQ, that of full steps in proportion."""
-    usual: dict[str, float] = SETTINGS["rates"][limit]
-    scale = 1.0 if lr is None else lr / usual["naq"]
-    return {step: rate * scale for step, rate in usual.items()}
-
-
-def _source(problem: str | None, settings: Mapping[str, Any]) -> Source:
-    if problem is not None:
-        return UserProblem(problem, source_of(problem))
-    return LabProblem(settings["model"], settings["data"], settings["train"]["batch_size"])
+    for flag, value, kind in (
+        ("--seeds", seeds, _SEEDS),
+        ("--epochs", epochs, Positive),
+        ("--lr", lr, Positive),
+        ("--quick-steps", quick_steps, whole(0)),
+        ("--target", target, Finite),
+    ):
+        if value is not None:
+            checked(kind, value, flag)
+    if epochs is not None and seconds_of(budget) is not None:
+        raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
+    if precision is not None:
+        checked_precision(precision)
 
 
 def _grid(
-    terms: Iterable[str] | None, steps: Iterable[str] | None, rates: Mapping[str, float]
+    terms: Iterable[str] | None, steps: Iterable[str] | None, limit: str, lr: float | None
 ) -> dict[str, dict[str, Any]]:
-    wanted = choose(dict.fromkeys(TERMS), GRID_TERMS if terms is None else terms, "term")
+    """Every term with every kind of step; a given rate is for NAQ, that of full in proportion."""
+    usual = SETTINGS["rates"][limit]
+    scale = 1.0 if lr is None else lr / usual["naq"]
+    wanted = choose(TERMS, GRID_TERMS if terms is None else terms, "term")
     return {
         f"{step}-{term.replace('+', '-')}": {
             "optimizer": "alice",
             "terms": term,
             "step": step,
-            "lr": rates[step],
+            "lr": usual[step] * scale,
         }
-        for step in choose(dict.fromkeys(STEPS), GRID_STEPS if steps is None else steps, "step")
+        for step in choose(STEPS, GRID_STEPS if steps is None else steps, "step")
         for term in wanted
     }
 
 
-def _fits(method: Mapping[str, Any], problem: Problem, *, asked: bool) -> bool:
-    """Whether the problem has what the method needs; told only if the method was asked for."""
-    lack = lacks(problem, method["optimizer"])
-    if lack is not None and asked:
-        raise ProblemError(lack)
-    return lack is None
-
-
-def _for_its_cost(method: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The method with fewer epochs, as many as its gradients a step allow."""
-    options = {**settings["alice"], **method}
-    share = 1 / mean_gradients(method["optimizer"], options)
-    return {**method, "epochs": settings["train"]["epochs"] * share}
+def _baselines(names: Iterable[str] | None, problem: Problem) -> dict[str, dict[str, Any]]:
+    """Those asked for; of the usual ones only those that have what they need in the problem."""
+    fitting = {}
+    wanted = choose(SETTINGS["baselines"], BASELINES if names is None else names, "baseline")
+    for key, method in wanted.items():
+        lack = lacks(problem, method["optimizer"])
+        if lack is None:
+            fitting[key] = method
+        elif names is not None:
+            raise ProblemError(lack)
+    return fitting

@@ -25,7 +25,7 @@ from aliceopt.lab.evaluation import evaluate, fresh_statistics
 from aliceopt.lab.methods import Method, Step, make_method
 from aliceopt.lab.mirror import mirrored
 from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
-from aliceopt.lab.problems import build_problem
+from aliceopt.lab.problem import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states
 from aliceopt.lab.records import (
     Journal,

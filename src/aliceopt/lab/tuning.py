@@ -119,12 +119,13 @@ def _tried(study: Study, folder: Path) -> set[Tried]:
     """The runs of the study's methods that the plan of its tuning names, if there is one."""
     if not (folder / "tuning" / "plan.json").exists():
         return set()
-    named = [
-        (re.fullmatch(r"(.+)-rate([+-]\d+)", run.method), run.seed)
+    return {
+        (name[1], int(name[2]), run.seed)
         for run in read_plan(folder / "tuning").runs
-    ]
-    found = {(name[1], int(name[2]), seed) for name, seed in named if name is not None}
-    return {run for run in found if run[0] in study.final.methods and run[2] in TUNING_SEEDS}
+        if (name := re.fullmatch(r"(.+)-rate([+-]\d+)", run.method)) is not None
+        and name[1] in study.final.methods
+        and run.seed in TUNING_SEEDS
+    }
 
 
 def _ends(study: Study, runs: Mapping[Tried, RunRecord]) -> dict[str, dict[int, dict[int, Rank]]]:

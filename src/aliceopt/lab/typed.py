@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 
-__all__ = [
-    "UNLESS_NONE",
-    "Count",
-    "FieldError",
-    "Finite",
-    "Positive",
-    "Rule",
-    "check",
-    "checked",
-    "from_json",
-    "to_json",
-    "whole",
-]
+__all__ = ["FieldError", "check", "from_json", "to_json"]
 
 T = TypeVar("T")
 
@@ -124,20 +103,21 @@ def checked(kind: Any, value: Any, name: str) -> Any:
         return {key: checked(parts[1], item, f"{name}.{key}") for key, item in value.items()}
     if outer in (list, tuple) and isinstance(value, list | tuple):
         return outer(checked(parts[0], item, f"{name}[{i}]") for i, item in enumerate(value))
-    if not _fits(kind, value):
+    if not fits(kind, value):
         shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:80]}..."
         raise FieldError(f"{name or 'it'} must be {_in_words(kind)}, got {shown}")
     return value
 
 
 def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(kind) or kind, get_args(kind)
+    return typing.get_origin(kind) or kind, typing.get_args(kind)
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a kind that has no parts; true and false are no numbers."""
     outer, parts = _taken_apart(kind)
     if outer is Annotated:
-        return _fits(parts[0], value) and parts[1].holds(value)
+        return fits(parts[0], value) and parts[1].holds(value)
     if outer is Literal:
         return any(value is part or (isinstance(part, str) and value == part) for part in parts)
     if outer is Any or isinstance(value, bool):
@@ -150,7 +130,7 @@ def _nearest(kinds: tuple[Any, ...], value: Any) -> Any:
     tables: list[Any] = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
     if isinstance(value, Mapping) and tables:
         return max(tables, key=lambda kind: len(set(_fields(kind)) & set(value)))
-    fitting = [kind for kind in kinds if _fits(kind, value)]
+    fitting = [kind for kind in kinds if fits(kind, value)]
     return (fitting or [kind for kind in kinds if kind is not NoneType])[0]
 
 
@@ -172,7 +152,7 @@ def _made(kind: Any, value: Mapping[str, Any], name: str) -> Any:
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Every field's type, and whether it must be given."""
-    types = get_type_hints(kind, include_extras=True)
+    types = typing.get_type_hints(kind, include_extras=True)
     missing = dataclasses.MISSING
     return {
         f.name: (types[f.name], f.default is missing and f.default_factory is missing)

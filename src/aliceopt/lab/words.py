@@ -9,16 +9,6 @@ from typing import Any
 
 from aliceopt.lab.spec import PlannedTraining, Schedule
 
-__all__ = [
-    "counted",
-    "meant",
-    "plain",
-    "rounded",
-    "schedule_in_words",
-    "settings_in_words",
-    "training_in_words",
-]
-
 
 def counted(count: float, noun: str, nouns: str | None = None) -> str:
     """A number with its noun.
@@ -106,7 +96,11 @@ def training_in_words(training: PlannedTraining, own: Mapping[str, Schedule]) ->
         each = counted(training.batches, "batch", "batches")
         said.append(f"{counted(training.epochs, 'epoch')} of {each}")
     said += [f"batch size {training.batch_size}"] if training.batch_size else []
-    said += [training.precision, f"learning rate {_courses(training.schedule, own)}"]
+    course = schedule_in_words(training.schedule)
+    words = {label: schedule_in_words(mine) for label, mine in own.items()}
+    others = [f"for {label}: {mine}" for label, mine in words.items() if mine != course]
+    course = f"{course} ({'; '.join(others)})" if others else course
+    said += [training.precision, f"learning rate {course}"]
     said.append(counted(training.evaluations, "evaluation"))
     if training.validation_batches is not None:
         said.append(f"each on {counted(training.validation_batches, 'batch', 'batches')}")
@@ -117,13 +111,6 @@ def training_in_words(training: PlannedTraining, own: Mapping[str, Schedule]) ->
     rare = ("capture", "telemetry", "checkpoints", "keep_checkpoint", "threads")
     rest = {k: v for k in rare if (v := getattr(training, k)) != getattr(usual, k)}
     return "; ".join([*said, *([settings_in_words(rest)] if rest else [])])
-
-
-def _courses(schedule: Schedule, own: Mapping[str, Schedule]) -> str:
-    course = schedule_in_words(schedule)
-    words = {label: schedule_in_words(mine) for label, mine in own.items()}
-    others = [f"for {label}: {mine}" for label, mine in words.items() if mine != course]
-    return f"{course} ({'; '.join(others)})" if others else course
 
 
 def settings_in_words(values: Mapping[str, Any]) -> str:
