@@ -18,9 +18,9 @@ import torch
 
 from aliceopt.lab.spec import Run
 from aliceopt.lab.team import Team
-from aliceopt.lab.train import Progress, lost, train
+from aliceopt.lab.train import Progress, train
 
-__all__ = ["TIME_IS_UP", "Launcher", "Setting", "Watcher", "cores", "lost", "train_run"]
+__all__ = ["TIME_IS_UP", "Launcher", "Setting", "Watcher", "cores", "train_run"]
 
 
 Watcher = Callable[[Progress], None]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 from aliceopt.lab.launch import TIME_IS_UP, Setting, Watcher, cores, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.randomness import seed_all
+from aliceopt.lab.records import Silent
 from aliceopt.lab.spec import Run
-from aliceopt.lab.stopping import Stop, terms_as_ever
+from aliceopt.lab.stopping import Stop, on_sigterm
 from aliceopt.lab.team import Team, examples_in, part_of
-from aliceopt.lab.train import accompany
+from aliceopt.lab.train import Loop
 from aliceopt.lab.words import counted
 
 __all__ = ["RankLost", "Ranks", "Together", "lead", "together"]
@@ -77,25 +79,35 @@ class Ranks(Team):
         """Tell the others to train this run from this checkpoint, until this time."""
         self.idle = False
         self._begun += 1
-        self._send((self.kind, run, saved, deadline))
+        self._ordered((self.kind, run, saved, deadline))
+
+    def _ordered(self, order: Any) -> Any:
+        """What rank 0 orders, on every rank; None: there is no more to do."""
+        orders = [order]
+        dist.broadcast_object_list(orders, src=0, group=self._orders)
+        return orders[0]
 
     def dismiss(self) -> None:
         """Tell the others that this is all."""
-        self._send(None)
+        self._ordered(None)
         dist.destroy_process_group()
 
-    def _send(self, order: Any) -> None:
-        dist.broadcast_object_list([order], src=0, group=self._orders)
-
-    def receive(self) -> tuple[Run, dict[str, Any] | None, float | None] | None:
-        """The next run to train along, as in `begin`, or None when there is no more."""
-        received: list[Any] = [None]
-        dist.broadcast_object_list(received, src=0, group=self._orders)
-        if received[0] is None:
-            return None
-        self._begun += 1
-        self.kind, run, saved, deadline = received[0]
-        return run, saved, deadline
+    def follow(self) -> None:
+        """The life of every other rank: train along with rank 0, and record nothing."""
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        warnings.simplefilter("ignore")  # rank 0 has the same to say
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        while (order := self._ordered(None)) is not None:
+            self.kind, run, saved, deadline = order
+            self._begun += 1
+            if self.kind == "cpu":
+                torch.set_num_threads(run.training.threads)
+            try:
+                where, nobody = torch.device(self.device), lambda progress: None
+                Loop(run, where, Silent(), Path(), saved, nobody, self).go(Stop(deadline))
+            except Exception as error:
+                self.agree(error)
+        dist.destroy_process_group()
 
     def stopping(self, deadline: float | None) -> AbstractContextManager[Stop]:
         """The deadline alone: by SIGTERM torchrun ends all ranks, of which some may be gone."""
@@ -197,25 +209,21 @@ class Together:
                 "(--methods, --baselines), or run it without torchrun"
             )
         try:
-            with terms_as_ever():  # torchrun waits for whoever does not end by it
-                if self._all(runs, setting, watch):
+            with on_sigterm(signal.SIG_DFL):  # torchrun waits for whoever does not end by it
+                for run in runs:
+                    if setting.over:
+                        break
+                    status = train_run(run, setting, self.ranks.device, watch, self.ranks)
+                    self.ranks.idle = True
+                    if status == "interrupted":
+                        break
+                else:
                     return
         except KeyboardInterrupt:
             # torchrun passes on the Ctrl-C that this process has had from the terminal.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise
         raise KeyboardInterrupt(TIME_IS_UP)
-
-    def _all(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> bool:
-        """Whether the time was enough for all of them."""
-        for run in runs:
-            if setting.over:
-                return False
-            status = train_run(run, setting, self.ranks.device, watch, self.ranks)
-            self.ranks.idle = True
-            if status == "interrupted":
-                return False
-        return True
 
 
 _joined: list[Ranks] = []
@@ -231,31 +239,23 @@ def together(launcher: str, device: str, workers: int | None) -> Together:
             f"{option}: under torchrun all ranks train one run after another; leave it out, or "
             "do without torchrun"
         )
-    ranks = _joined[0]
-    ranks.kind = _kind(device, ranks.local_size)
-    return Together(ranks)
-
-
-def _kind(device: str, ranks: int) -> str:
-    """Whether every rank has a GPU of its own to train on, or all use the CPU."""
     if device not in ("auto", "cpu", "cuda"):
         raise PlanError(f"--device must be auto, cpu or cuda under torchrun; got {device!r}")
-    count = torch.cuda.device_count()
-    if device == "cpu" or (device == "auto" and not count):
-        return "cpu"
-    if count < ranks:
+    ranks, count = _joined[0], torch.cuda.device_count()
+    ranks.kind = "cpu" if device == "cpu" or (device == "auto" and not count) else "cuda"
+    if ranks.kind == "cuda" and count < ranks.local_size:
         raise PlanError(
-            f"--device {device}: {ranks} ranks need as many GPUs, there are {count} here: "
-            f"--nproc_per_node {max(1, count)}, or --device cpu"
+            f"--device {device}: {ranks.local_size} ranks need as many GPUs, there are {count} "
+            f"here: --nproc_per_node {max(1, count)}, or --device cpu"
         )
-    return "cuda"
+    return Together(ranks)
 
 
 def lead(command: Callable[[], object]) -> None:
     """Run a command on rank 0, with the other ranks at its disposal, who print nothing."""
     ranks = Ranks()
     if not ranks.leads:
-        _follow(ranks)
+        ranks.follow()
         return
     _joined.append(ranks)
     try:
@@ -264,16 +264,3 @@ def lead(command: Callable[[], object]) -> None:
         _joined.clear()
         if ranks.idle:  # else torchrun ends the others: they are in the middle of a run
             ranks.dismiss()
-
-
-def _follow(ranks: Ranks) -> None:
-    """The life of every other rank."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    warnings.simplefilter("ignore")  # rank 0 has the same to say
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    while (order := ranks.receive()) is not None:
-        run, saved, deadline = order
-        if ranks.kind == "cpu":
-            torch.set_num_threads(run.training.threads)
-        accompany(run, saved, deadline, device=ranks.device, team=ranks)
-    dist.destroy_process_group()
