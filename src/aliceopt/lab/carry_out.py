@@ -38,25 +38,6 @@ from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.typed import Count, Positive, checked
 from aliceopt.lab.words import counted, rounded
 
-__all__ = [
-    "LAUNCHERS",
-    "How",
-    "carry_out",
-    "check_launcher",
-    "command",
-    "data_root",
-    "devices",
-    "lasting",
-    "launched",
-    "missing",
-    "paces",
-    "print_experiment",
-    "print_experiments",
-    "print_study",
-    "told",
-    "with_data",
-]
-
 
 @contextlib.contextmanager
 def told(

@@ -13,8 +13,6 @@ from rich.table import Table
 
 from aliceopt.lab.words import plain
 
-__all__ = ["Terminal", "new_table", "stdout_console"]
-
 _PIPED_WIDTH = 100
 
 
