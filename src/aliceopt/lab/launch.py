@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,13 +18,9 @@ import torch
 
 from aliceopt.lab.spec import Run
 from aliceopt.lab.team import Team
-from aliceopt.lab.train import Progress, train
+from aliceopt.lab.train import Watcher, train
 
-__all__ = ["TIME_IS_UP", "Launcher", "Setting", "Watcher", "cores", "train_run"]
-
-
-Watcher = Callable[[Progress], None]
-"""Somebody who is told how far a run has come, or that it has ended."""
+__all__ = ["TIME_IS_UP", "Launcher", "Setting", "cores", "train_run"]
 
 TIME_IS_UP = "the time is up"
 

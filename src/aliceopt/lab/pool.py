@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from aliceopt.lab.launch import TIME_IS_UP, Launcher, Setting, Watcher, cores, train_run
+from aliceopt.lab.launch import TIME_IS_UP, Launcher, Setting, cores, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.records import ENDED, RunRecord, read_plan, read_runs, write_plan
 from aliceopt.lab.spec import Plan, Run
-from aliceopt.lab.train import Progress, lost
+from aliceopt.lab.train import Progress, Watcher, lost
 from aliceopt.lab.typed import from_json, to_json
 from aliceopt.lab.words import counted
 

@@ -35,7 +35,7 @@ from aliceopt.lab.typed import to_json
 from aliceopt.lab.watch import Watch, measured_power_law, mirrored
 from aliceopt.lab.writing import WriteError
 
-__all__ = ["Loop", "Progress", "lost", "train"]
+__all__ = ["Loop", "Progress", "Watcher", "lost", "train"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Progress:
     reason: str = ""
 
 
-Report = Callable[[Progress], None]
+Watcher = Callable[[Progress], None]
+"""Somebody who is told how far a run has come, or that it has ended."""
 
 _SAVED = (
     "model", "method", "random", "cuda", "step", "seconds", "losses", "since", "metric", "best",
@@ -72,7 +73,7 @@ def train(
     *,
     device: str = "cpu",
     resume: bool = False,
-    report: Report = lambda progress: None,
+    report: Watcher = lambda progress: None,
     tensorboard: bool = False,
     team: Team | None = None,
     deadline: float | None = None,
@@ -127,7 +128,7 @@ class Loop:
         journal: Journal,
         place: Path,
         saved: dict[str, Any] | None,
-        report: Report,
+        report: Watcher,
         team: Team,
         sharing: int = 1,
         watch: Watch | None = None,
