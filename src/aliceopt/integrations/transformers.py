@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..alice import Alice
-from .window import Window, clip_by_itself
+from .window import clip_by_itself
 
 try:
     from transformers import Trainer
@@ -50,7 +50,6 @@ class AliceTrainer(Trainer):
         self.probing = False
         self._alice_options = dict(alice or {})
         self._made: Alice | None = None
-        self._window = Window()
         super().__init__(*args, **kwargs)
         check_distributed(self.accelerator)
 
@@ -81,9 +80,9 @@ class AliceTrainer(Trainer):
                 f"alice={self._alice_options} is for the optimizer that AliceTrainer makes, but "
                 "one was given by optimizers=: set the options there"
             )
-        optimizer = _alice(self.optimizer)
+        inner = _alice(self.optimizer)
         if args.max_grad_norm and args.max_grad_norm > 0:
-            clip_by_itself(optimizer, args.max_grad_norm)
+            clip_by_itself(inner, args.max_grad_norm)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -99,13 +98,8 @@ class AliceTrainer(Trainer):
     ) -> Tensor:
         """The Trainer's, once for each point of the step; the loss is the one at the center."""
         loss = torch.tensor(math.nan)
-        rounds = self._window.evaluations(
-            _alice(self.optimizer),
-            last=self.accelerator.sync_gradients,
-            scaler=self.accelerator.scaler,
-        )
         try:
-            for center in rounds:
+            for center in self.optimizer.evaluations():
                 self.probing = not center
                 loss = super().training_step(model, inputs, num_items_in_batch)
         finally:

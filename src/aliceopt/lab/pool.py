@@ -224,11 +224,8 @@ class _Worker:
 class _Pool:
     """Worker processes, each given the next run when it has ended one."""
 
-    def __init__(
-        self, todo: Sequence[Run], setting: Setting, devices: Sequence[str], watch: Watcher
-    ):
-        self._todo, self._setting, self._watch = list(todo), setting, watch
-        self._devices = devices
+    def __init__(self, todo: Sequence[Run], setting: Setting, devices: list[str], watch: Watcher):
+        self._todo, self._setting, self._devices, self._watch = list(todo), setting, devices, watch
         self._workers: list[_Worker] = []
         self._left_out = False  # whether the time was up before all was done
 

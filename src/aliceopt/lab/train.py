@@ -202,13 +202,13 @@ class Loop:
         From CUDA graphs where that can be done, for batches shaped like the first one.
         """
         batch = self.data.batch(self.run.seed, 0, 0)
-        plain = self.method.bind(self._loss, batch, capture=False)
+        plain = self.method.bind(self.loss, batch, capture=False)
         tensors = all(isinstance(part, Tensor) for part in batch)
         alone = self.team.size == 1  # ranks exchange gradients within a step
         if not (self.plan.capture and self.device.type == "cuda" and tensors and alone):
             return plain
         try:
-            replayed = self.method.bind(self._loss, batch, capture=True)
+            replayed = self.method.bind(self.loss, batch, capture=True)
         except (RuntimeError, ValueError) as error:
             if self.step == 0:
                 reason = f"steps are not captured: {type(error).__name__}: {error}"
@@ -222,9 +222,8 @@ class Loop:
 
         return take
 
-    # ---- one gradient -------------------------------------------------------------------------
-
-    def _loss(self, inputs: Any, targets: Any) -> Tensor:
+    def loss(self, inputs: Any, targets: Any) -> Tensor:
+        """Of this process' part of a batch, so that the mean over the team is the batch's."""
         inputs, targets, weight = self.team.part(inputs, targets)
         with autocast(self.plan.precision, self.device):
             loss = self.problem.loss(self.shared(inputs), targets).reshape(())
@@ -287,8 +286,7 @@ class Loop:
             where = {"step": self.step, "gradients": self.method.gradients}
             self.journal.write("telemetry", **where, **measured)
         if (law := self.plan.power_law) is not None:
-            found_law = measured_power_law(self, self._loss, self.run.seed, law)
-            self.journal.write("power_law", **found_law)
+            self.journal.write("power_law", **measured_power_law(self, law))
         self._report()
 
     def _let_look(self) -> None:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.records import Journal
 from aliceopt.lab.spec import PowerLaw
 from aliceopt.landscape import power_law
 
-
-class Watched(Protocol):
-    """What is seen of a run."""
-
-    model: nn.Module
-    step: int
-    data: Any
-    journal: Any
+if TYPE_CHECKING:
+    from aliceopt.lab.train import Loop
 
 
 class Watch(Protocol):
@@ -34,19 +28,18 @@ class Watch(Protocol):
         """Whether to look after so many steps."""
         ...
 
-    def look(self, loop: Watched) -> None:
+    def look(self, loop: Loop) -> None:
         """See the parameters as they are evaluated; findings go into the journal."""
         ...
 
 
-def measured_power_law(
-    loop: Watched, loss_of: Callable[[Any, Any], Tensor], seed: int, asked: PowerLaw
-) -> dict[str, Any]:
+def measured_power_law(loop: Loop, asked: PowerLaw) -> dict[str, Any]:
     """Figure 1's exponents on the first batch of the epoch, at one radius, as they are recorded."""
+    seed = loop.run.seed
     inputs, targets = loop.data.batch(seed, loop.step // len(loop.data), 0)
 
     def closure() -> Tensor:
-        loss = loss_of(inputs, targets)
+        loss = loop.loss(inputs, targets)
         loss.backward()
         return loss
 
