@@ -116,10 +116,18 @@ class AliceCallback(Callback):
         alices = _alices(trainer)
         for i, optimizer in enumerate(alices):
             prefix = "alice" if len(alices) == 1 else f"alice{i}"
-            report = _report(optimizer, prefix, self.depth)
+            report = optimizer.telemetry(depth=self.depth or 1)
+            parts = {f"{prefix}/group{k}": part for k, part in enumerate(report.groups)}
+            if len(parts) == 1:
+                parts = {prefix: report.groups[0]}
+            if self.depth is not None:
+                parts |= {f"{prefix}/{name}": part for name, part in report.blocks.items()}
+            numbers = {f"{prefix}/gradient_evaluations": float(report.gradient_evaluations)}
+            for name, part in parts.items():
+                numbers |= {f"{name}/{key}": float(value) for key, value in vars(part).items()}
             # Not by self.log, which would repeat the numbers until the next report.
             for logger in trainer.loggers:
-                logger.log_metrics(report, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+                logger.log_metrics(numbers, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 class _Evaluating(_AutomaticOptimization):
@@ -210,19 +218,3 @@ def _silence(trainer: Trainer) -> Iterator[None]:
 
 def _alices(trainer: Trainer) -> list[Alice]:
     return [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, Alice)]
-
-
-def _report(optimizer: Alice, prefix: str, depth: int | None) -> dict[str, float]:
-    """Telemetry as flat names and numbers."""
-    report = optimizer.telemetry(depth=depth or 1)
-    parts = {f"group{i}": part for i, part in enumerate(report.groups)}
-    if len(parts) == 1:
-        parts = {"": report.groups[0]}
-    if depth is not None:
-        parts.update(report.blocks)
-    numbers = {f"{prefix}/gradient_evaluations": float(report.gradient_evaluations)}
-    for name, part in parts.items():
-        where = f"{prefix}/{name}" if name else prefix
-        for field, value in vars(part).items():
-            numbers[f"{where}/{field}"] = float(value)
-    return numbers

@@ -11,15 +11,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 
+@dataclass
 class Stop:
     """True once the run is to stop. ``deadline`` is in seconds of `time.time`, or None."""
 
-    def __init__(self, deadline: float | None = None):
-        self.deadline = deadline
-        self.signalled = False
+    deadline: float | None = None
+    signalled: bool = False
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler."""
