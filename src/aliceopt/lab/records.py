@@ -296,10 +296,13 @@ def read_found(folder: Path) -> list[RunRecord]:
     """Every run that has begun in a folder, by method and seed, whatever its last plan names."""
     runs = []
     for path in Path(folder).glob("*/seed-*/records.jsonl"):
-        method, seed = path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
-        run = _read_run(path, RunRecord(method, method, seed))
+        method, seed = path.parent.parent.name, path.parent.name.removeprefix("seed-")
+        if not seed.isdecimal():
+            continue  # somebody's copy
+        run = _read_run(path, RunRecord(method, method, int(seed)))
         if run.status != "missing":
-            run.label = run.start["run"].get("label", method)
+            if run.start:  # else it failed before its first line
+                run.label = run.start["run"].get("label", method)
             runs.append(run)
     return sorted(runs, key=lambda run: (run.method, run.seed))
 
