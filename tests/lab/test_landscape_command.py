@@ -26,7 +26,7 @@ from aliceopt.lab.plan import PlanError
 from aliceopt.lab.presets import PRESETS, Asked, Preset, cost_of
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
-from aliceopt.lab.tensor_file import write_tensors
+from aliceopt.lab.writing import write_tensors
 
 PROBLEM = """
 import torch

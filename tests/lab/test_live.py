@@ -31,7 +31,7 @@ def show(progresses, todo, *, terminal):
     with Live(PLAN, console, todo) as live:
         for progress in progresses:
             live(progress)
-        bar = live._bars.tasks[0]
+        bar = live.tasks[0]
     return text.getvalue(), bar
 
 

@@ -13,6 +13,7 @@ from aliceopt.lab.records import (
     Journal,
     RecordError,
     load_checkpoint,
+    read_found,
     read_plan,
     read_runs,
     run_folder,
@@ -104,6 +105,25 @@ def test_only_a_finished_run_has_a_result(tmp_path, status):
     journal.close()
     run = read_runs(tmp_path, PLAN)[0]
     assert (run.status, run.final, run.end["reason"]) == (status, None, "why")
+
+
+def test_all_that_has_begun_is_found_whatever_the_plan_names(tmp_path):
+    """Also a run that failed before its first line; not one that has none, nor somebody's copy."""
+    journal = Journal(run_folder(tmp_path, "alice", 0) / "records.jsonl")
+    journal.write("end", status="failed", reason="no model", trace="")
+    journal.close()
+    Journal(run_folder(tmp_path, "sgd", 0) / "records.jsonl").close()
+    for seed in (10, 2):
+        begin(tmp_path, "adam", seed).close()
+    copy = run_folder(tmp_path, "adam", 2).with_name("seed-2-before")
+    copy.mkdir()
+    (copy / "records.jsonl").write_text("{")
+    found = [(run.method, run.label, run.seed, run.status) for run in read_found(tmp_path)]
+    assert found == [
+        ("adam", "adam", 2, "interrupted"),
+        ("adam", "adam", 10, "interrupted"),
+        ("alice", "alice", 0, "failed"),
+    ]
 
 
 def test_half_a_line_at_the_end_is_ignored_and_one_in_the_middle_is_not(tmp_path):

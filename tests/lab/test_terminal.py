@@ -33,14 +33,17 @@ def wide(monkeypatch):
 
 
 def test_a_terminal_shows_what_it_does_not_obey():
-    """In texts and tables, with the styles that are ours."""
+    """In texts and tables, with the styles that are ours; also what would be an emoji."""
     text = io.StringIO()
     console = Terminal(file=text, force_terminal=True, width=80)
     table = Table("name")
     table.add_row(Text(HOSTILE))
+    table.add_row("rate :x:")
     console.print(Text(HOSTILE, style="bold"))
-    console.print(table)
+    console.print("lost :boom:", table)
     printed = text.getvalue()
+    assert "lost :boom:" in printed
+    assert "rate :x:" in printed
     assert printed.count(SHOWN) == 2
     assert "\x1b[1m" in printed
     assert "\x1b]" not in printed

@@ -18,10 +18,9 @@ pytest.importorskip("typer")
 from aliceopt.lab.launch import TIME_IS_UP
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.pool import Local, execute
-from aliceopt.lab.ranks import RankLost, Ranks, Together, together
+from aliceopt.lab.ranks import RankLost, Ranks, examples_in, part_of, together
 from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
 from aliceopt.lab.study import study_plan
-from aliceopt.lab.team import examples_in, part_of
 from lab_cases import all_events, small_plan
 from spawned import environment, running
 
@@ -252,10 +251,10 @@ def test_what_ranks_cannot_do_is_refused(tmp_path, monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(PlanError, match="2 ranks need as many GPUs, there are 0 here"):
             together("local", "cuda", None)
-    assert isinstance(together("local", "cpu", 1), Together)
+    assert together("local", "cpu", 1).on_cpu
     file = tmp_path / "split_problem.py"
     file.write_text(PROBLEM)
     chosen = {**CHOSEN, "baselines": ["adahessian"]}
     plan = study_plan(f"{file}:problem", **chosen, seeds=1, epochs=1, tune=1).final
     with pytest.raises(PlanError, match="adahessian differentiates twice"):
-        execute(plan, tmp_path / "out", Together(Two(0)))
+        execute(plan, tmp_path / "out", Two(0))

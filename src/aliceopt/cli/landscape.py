@@ -314,8 +314,7 @@ def _tell(
         records,
         tensors,
     )
-    from aliceopt.lab.tensor_file import write_tensors
-    from aliceopt.lab.writing import replacing
+    from aliceopt.lab.writing import replacing, write_tensors
 
     written = {"landscape.jsonl": records(views)} | ({"along.jsonl": along} if along else {})
     for name, content in written.items():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..alice import Alice
-from .window import Window
+from .window import Window, clip_by_itself
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -76,25 +76,24 @@ class AliceCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hand clipping over; forget the window of a run that was broken off."""
         self._reported = trainer.global_step
-        if pl_module.automatic_optimization and _alices(trainer):
-            _check_batches(pl_module)
-            trainer.fit_loop.epoch_loop.automatic_optimization.window = Window()
-            self._take_over_clipping(trainer)
-
-    def _take_over_clipping(self, trainer: Trainer) -> None:
-        limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-        if not limit:
+        limit, alices = trainer.gradient_clip_val, _alices(trainer)
+        if not pl_module.automatic_optimization or not alices:
             return
-        if algorithm == "value":
+        if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+            raise TypeError(
+                "training_step(dataloader_iter) would draw another batch at each point of a step: "
+                "write training_step(batch, batch_idx)"
+            )
+        trainer.fit_loop.epoch_loop.automatic_optimization.window = Window()
+        if limit and trainer.gradient_clip_algorithm == "value":
             raise ValueError(
                 f"gradient_clip_algorithm='value' would clip the three gradients of a step apart "
                 f"and fake curvature: use gradient_clip_algorithm='norm', got {limit!r} by value"
             )
-        for optimizer in _alices(trainer):
-            if optimizer.defaults["max_grad_norm"] is None:
-                for group in optimizer.param_groups:
-                    group["max_grad_norm"] = float(limit)
-        self._clip, trainer.gradient_clip_val = limit, None
+        if limit:
+            for optimizer in alices:
+                clip_by_itself(optimizer, limit)
+            self._clip, trainer.gradient_clip_val = limit, None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give ``gradient_clip_val`` back to the Trainer."""
@@ -117,10 +116,18 @@ class AliceCallback(Callback):
         alices = _alices(trainer)
         for i, optimizer in enumerate(alices):
             prefix = "alice" if len(alices) == 1 else f"alice{i}"
-            report = _report(optimizer, prefix, self.depth)
+            report = optimizer.telemetry(depth=self.depth or 1)
+            parts = {f"{prefix}/group{k}": part for k, part in enumerate(report.groups)}
+            if len(parts) == 1:
+                parts = {prefix: report.groups[0]}
+            if self.depth is not None:
+                parts |= {f"{prefix}/{name}": part for name, part in report.blocks.items()}
+            numbers = {f"{prefix}/gradient_evaluations": float(report.gradient_evaluations)}
+            for name, part in parts.items():
+                numbers |= {f"{name}/{key}": float(value) for key, value in vars(part).items()}
             # Not by self.log, which would repeat the numbers until the next report.
             for logger in trainer.loggers:
-                logger.log_metrics(report, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+                logger.log_metrics(numbers, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 class _Evaluating(_AutomaticOptimization):
@@ -155,10 +162,6 @@ class _Evaluating(_AutomaticOptimization):
         with torch.no_grad() if self._skip_backward else contextlib.nullcontext():
             return super()._training_step(kwargs)
 
-    @property
-    def scaler(self) -> Any:
-        return getattr(self.trainer.precision_plugin, "scaler", None)
-
 
 class _Rounds(Closure):
     """Lightning's closure, called at every point: once as it is, the other times in silence."""
@@ -169,93 +172,49 @@ class _Rounds(Closure):
         self._loop = loop
 
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
-        loop, result = self._loop, None
-        last = not loop.trainer.fit_loop._should_accumulate()
-        rounds = loop.window.evaluations(self._optimizer, last=last, scaler=loop.scaler)
-        for center in rounds:
+        trainer, result = self._loop.trainer, None
+        last = not trainer.fit_loop._should_accumulate()
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        for center in self._loop.window.evaluations(self._optimizer, last=last, scaler=scaler):
             if center:
                 result = super().closure(*args, **kwargs)
-            else:
-                with _silence(loop.trainer):
-                    self._probe()
+                continue
+            with _silence(trainer), torch.enable_grad():
+                loss = self._step_fn().closure_loss
+                if loss is not None:
+                    self._backward_fn(loss)
         return result
-
-    @torch.enable_grad()
-    def _probe(self) -> None:
-        loss = self._step_fn().closure_loss
-        if loss is not None:
-            self._backward_fn(loss)
 
 
 @contextlib.contextmanager
 def _silence(trainer: Trainer) -> Iterator[None]:
-    """Keep logs and metrics from noticing an evaluation."""
+    """Keep logs and metrics from noticing an evaluation.
+
+    What a metric has gathered is in attributes and not in buffers. Metrics may share their states,
+    so each is restored as the same object.
+    """
     module, loggers = trainer.lightning_module, trainer.loggers
-    metrics = [_MetricState(m) for m in module.modules() if isinstance(m, Metric)]
+    metrics = [part for part in module.modules() if isinstance(part, Metric)]
+    notes = ("_update_count", "_computed")
+    states = [(m, name, getattr(m, name)) for m in metrics for name in m._defaults]
+    others = [(m, name, getattr(m, name)) for m in metrics for name in notes]
+    saved: list[Any] = [v.clone() if isinstance(v, Tensor) else list(v) for _, _, v in states]
     trainer.loggers = [DummyLogger() for _ in loggers]
-    module.log = module.log_dict = _ignore
+    module.log = module.log_dict = lambda *args, **kwargs: None
     try:
         yield
     finally:
         del module.log, module.log_dict
         trainer.loggers = loggers
-        for state in metrics:
-            state.restore()
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-class _MetricState:
-    """A snapshot of what a metric has gathered, which is in attributes and not in buffers.
-
-    Metrics may share their states, so each is restored as the same object.
-    """
-
-    def __init__(self, metric: Metric):
-        self._metric = metric
-        self._there: dict[str, Any] = {name: getattr(metric, name) for name in metric._defaults}
-        self._saved: dict[str, Any] = {
-            name: value.clone() if isinstance(value, Tensor) else list(value)
-            for name, value in self._there.items()
-        }
-        self._notes = {name: getattr(metric, name) for name in ("_update_count", "_computed")}
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for name, value in self._there.items():
-            if isinstance(value, Tensor):
-                value.copy_(self._saved[name])
-            else:
-                value[:] = self._saved[name]
-        for name, value in (self._there | self._notes).items():
-            setattr(self._metric, name, value)
-
-
-def _check_batches(module: LightningModule) -> None:
-    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        raise TypeError(
-            "training_step(dataloader_iter) would draw another batch at each point of a step: "
-            "write training_step(batch, batch_idx)"
-        )
+        with torch.no_grad():
+            for (_, _, value), content in zip(states, saved, strict=True):
+                if isinstance(value, Tensor):
+                    value.copy_(content)
+                else:
+                    value[:] = content
+        for metric, name, value in states + others:
+            setattr(metric, name, value)
 
 
 def _alices(trainer: Trainer) -> list[Alice]:
     return [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, Alice)]
-
-
-def _report(optimizer: Alice, prefix: str, depth: int | None) -> dict[str, float]:
-    """Telemetry as flat names and numbers."""
-    report = optimizer.telemetry(depth=depth or 1)
-    parts = {f"group{i}": part for i, part in enumerate(report.groups)}
-    if len(parts) == 1:
-        parts = {"": report.groups[0]}
-    if depth is not None:
-        parts.update(report.blocks)
-    numbers = {f"{prefix}/gradient_evaluations": float(report.gradient_evaluations)}
-    for name, part in parts.items():
-        where = f"{prefix}/{name}" if name else prefix
-        for field, value in vars(part).items():
-            numbers[f"{where}/{field}"] = float(value)
-    return numbers

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.launch import TIME_IS_UP, Setting, Watcher, cores, lost, train_run
+from aliceopt.lab.launch import TIME_IS_UP, Setting, cores, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.spec import Run
-from aliceopt.lab.train import Progress
+from aliceopt.lab.train import Progress, Watcher, lost
 
 __all__ = ["RETRIES", "Cluster", "connected"]
 
@@ -39,26 +39,24 @@ def connected(device: str = "auto", workers: int | None = None) -> Iterator[Clus
     """
     if device not in ("auto", "cpu", "cuda"):
         raise PlanError(f"--device must be auto, cpu or cuda with --launcher ray; got {device!r}")
-    ray = _installed()
-    mine = not ray.is_initialized()
-    if mine:
-        _connect(ray)
     try:
-        yield Cluster(ray, _gpus(ray, device), workers)
-    finally:
-        if mine:
-            ray.shutdown()
-
-
-def _installed() -> Any:
-    """The package."""
-    try:
-        return importlib.import_module("ray")
+        ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise PlanError(
             f"--launcher ray needs {error.name}, which is not installed: "
             "pip install 'aliceopt[ray]'"
         ) from error
+    mine = not ray.is_initialized()
+    if mine:
+        _connect(ray)
+    try:
+        there = ray.cluster_resources().get("GPU", 0) >= 1
+        if device == "cuda" and not there:
+            raise PlanError("--device cuda: no node of the Ray cluster has a GPU")
+        yield Cluster(ray, int(there and device != "cpu"), workers)
+    finally:
+        if mine:
+            ray.shutdown()
 
 
 def _connect(ray: Any) -> None:
@@ -68,12 +66,21 @@ def _connect(ray: Any) -> None:
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     address = os.environ.get("RAY_ADDRESS", "auto")
-    if address not in ("auto", "local"):
-        _check_address(address)
-    elif address == "local" or not _runs_here():
+    if address == "local" or (address == "auto" and not _runs_here()):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
         return
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if "://" in address or not host or not port.isdecimal():
+            raise PlanError(
+                f"RAY_ADDRESS must be that of a cluster's head, HOST:PORT; got {address!r}"
+            )
+        if not _answers(address):
+            raise PlanError(
+                f"nobody answers at RAY_ADDRESS={address!r}: start a cluster there (ray start "
+                "--head), or unset it"
+            )
     try:
         ray.init(address=address, **quiet)
     except ConnectionError as error:
@@ -82,17 +89,6 @@ def _connect(ray: Any) -> None:
             "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH; RAY_ADDRESS=local starts a cluster "
             f"here ({error})"
         ) from error
-
-
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdecimal():
-        raise PlanError(f"RAY_ADDRESS must be that of a cluster's head, HOST:PORT; got {address!r}")
-    if not _answers(address):
-        raise PlanError(
-            f"nobody answers at RAY_ADDRESS={address!r}: start a cluster there (ray start --head), "
-            "or unset it"
-        )
 
 
 def _runs_here() -> bool:
@@ -109,14 +105,6 @@ def _answers(address: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _gpus(ray: Any, device: str) -> int:
-    """GPUs that a run gets: one where the cluster has any and nobody said otherwise."""
-    there = ray.cluster_resources().get("GPU", 0) >= 1
-    if device == "cuda" and not there:
-        raise PlanError("--device cuda: no node of the Ray cluster has a GPU")
-    return int(there and device != "cpu")
 
 
 @dataclass
@@ -183,28 +171,25 @@ class Cluster:
         return _Task(run, remote.remote(run, setting, device, str(Path.cwd()), sys.path))
 
     def _hear(self, task: _Task, setting: Setting, watch: Watcher) -> None:
+        """What a task told; one whose worker died goes on from its last checkpoint."""
         try:
             progress: Progress = self.ray.get(next(task.stream))
         except StopIteration:
             self._tasks.remove(task)
             self._left_out |= not task.ended
         except self.ray.exceptions.RayError as error:
-            self._retry(task, setting, watch, error)
+            self._tasks.remove(task)
+            cause = getattr(error, "cause", None)  # what the task itself raised
+            if cause is None and task.tries <= RETRIES:
+                again = self._start(task.run, replace(setting, resume=True))
+                self._tasks.append(replace(again, tries=task.tries + 1))
+                return
+            times = f" {task.tries} times" if task.tries > 1 else ""
+            reason = str(cause or f"its worker died{times}: {type(error).__name__}")
+            watch(lost(task.run, reason))
         else:
             task.ended = progress.status not in ("running", "interrupted")
             watch(progress)
-
-    def _retry(self, task: _Task, setting: Setting, watch: Watcher, error: Exception) -> None:
-        """Go on from the last checkpoint, if the worker died; what the task raised is told."""
-        self._tasks.remove(task)
-        cause = getattr(error, "cause", None)
-        if cause is None and task.tries <= RETRIES:
-            again = self._start(task.run, replace(setting, resume=True))
-            self._tasks.append(replace(again, tries=task.tries + 1))
-            return
-        times = f" {task.tries} times" if task.tries > 1 else ""
-        reason = str(cause or f"its worker died{times}: {type(error).__name__}")
-        watch(lost(task.run, reason))
 
     def _stop(self) -> None:
         """End what is still under way, and wait until it has ended: the folder may get another."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..alice import Alice
-from .window import Window
+from .window import clip_by_itself
 
 try:
     from transformers import Trainer
@@ -50,48 +50,40 @@ class AliceTrainer(Trainer):
         self.probing = False
         self._alice_options = dict(alice or {})
         self._made: Alice | None = None
-        self._window = Window()
         super().__init__(*args, **kwargs)
         check_distributed(self.accelerator)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """An Alice on the model's parameters, unless one was given."""
+        args = self.args
         if self.optimizer is None:
             trained = self.model if model is None else model
-            self.optimizer = self._made = Alice(self._groups(trained), **self._options(trained))
+            decaying = set(self.get_decay_parameter_names(trained))
+            groups: list[dict[str, Any]] = [
+                {"params": [], "weight_decay": args.weight_decay},
+                {"params": [], "weight_decay": 0.0},
+            ]
+            for name, param in trained.named_parameters():
+                if param.requires_grad:
+                    groups[name not in decaying]["params"].append((name, param))
+            options = {
+                "lr": args.learning_rate,
+                "betas": (args.adam_beta1, args.adam_beta2),
+                "eps": args.adam_epsilon,
+                "model": trained,
+                **self._alice_options,
+            }
+            self._made = Alice([group for group in groups if group["params"]], **options)
+            self.optimizer = self._made
         elif self._alice_options and _alice(self.optimizer) is not self._made:
             raise ValueError(
                 f"alice={self._alice_options} is for the optimizer that AliceTrainer makes, but "
                 "one was given by optimizers=: set the options there"
             )
-        self._take_over_clipping(_alice(self.optimizer))
+        inner = _alice(self.optimizer)
+        if args.max_grad_norm and args.max_grad_norm > 0:
+            clip_by_itself(inner, args.max_grad_norm)
         return self.optimizer
-
-    def _groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """The Trainer's two groups, with and without weight decay, with names."""
-        decaying = set(self.get_decay_parameter_names(model))
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        parts = (
-            ([(n, p) for n, p in trained if n in decaying], self.args.weight_decay),
-            ([(n, p) for n, p in trained if n not in decaying], 0.0),
-        )
-        return [{"params": params, "weight_decay": decay} for params, decay in parts if params]
-
-    def _options(self, model: nn.Module) -> dict[str, Any]:
-        args = self.args
-        return {
-            "lr": args.learning_rate,
-            "betas": (args.adam_beta1, args.adam_beta2),
-            "eps": args.adam_epsilon,
-            "model": model,
-            **self._alice_options,
-        }
-
-    def _take_over_clipping(self, optimizer: Alice) -> None:
-        limit = self.args.max_grad_norm
-        if limit and limit > 0 and optimizer.defaults["max_grad_norm"] is None:
-            for group in optimizer.param_groups:
-                group["max_grad_norm"] = float(limit)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Called when the optimizer has met the accelerator."""
@@ -106,13 +98,8 @@ class AliceTrainer(Trainer):
     ) -> Tensor:
         """The Trainer's, once for each point of the step; the loss is the one at the center."""
         loss = torch.tensor(math.nan)
-        rounds = self._window.evaluations(
-            _alice(self.optimizer),
-            last=self.accelerator.sync_gradients,
-            scaler=self.accelerator.scaler,
-        )
         try:
-            for center in rounds:
+            for center in self.optimizer.evaluations():
                 self.probing = not center
                 loss = super().training_step(model, inputs, num_items_in_batch)
         finally:

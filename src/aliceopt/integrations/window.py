@@ -21,7 +21,7 @@ from ..probe import BufferGuard, RandomState
 from ..sharding import local
 from ..warning import warn
 
-__all__ = ["Window"]
+__all__ = ["Window", "clip_by_itself"]
 
 Gradients = list[Tensor | None]
 
@@ -52,19 +52,29 @@ class Window:
         the ``last`` micro-batch the step is due. Scale losses as for any accumulation.
         """
         params = [param for group in optimizer.param_groups for param in group["params"]]
+        model = optimizer.model
         sums, kept, marks = self._sums(params), list[Gradients](), None
         rounds = cast(Generator[int], optimizer.evaluations(scaler=scaler))
         with contextlib.closing(rounds):
             for i in rounds:
-                points = _points(optimizer)
+                assert optimizer._probe is not None
+                points = len(optimizer._probe.rounds)
                 if sums is not None:
-                    _check(len(sums), points)
+                    if len(sums) != points:
+                        raise RuntimeError(
+                            f"the micro-batches so far were evaluated at {len(sums)} point(s), "
+                            f"this one at {points}: change lr, quick_steps and curvature terms "
+                            "between steps, not within one"
+                        )
                     _give(params, sums[i])
-                _reduce_every_gradient(optimizer.model)
+                if isinstance(model, FSDPModule):
+                    # Whatever the trainer has switched off: FSDP2 adds up what it does not reduce
+                    # in a place of its own, where three sums would become one.
+                    model.set_requires_gradient_sync(True)
                 center = i == points - 1
                 yield center
                 if not last:
-                    _check_reduced(optimizer.model, params)
+                    _check_reduced(model, params)
                     marks = _Marks(optimizer, params) if center else None
                     kept.append(_take(params, sums[i] if sums is not None else []))
                     if center:
@@ -101,20 +111,6 @@ def _smallest(params: Sequence[nn.Parameter]) -> Tensor | None:
     return min(grads, key=lambda grad: grad.numel() or math.inf).clone() if grads else None
 
 
-def _points(optimizer: Alice) -> int:
-    """At how many points the step under way is evaluated."""
-    assert optimizer._probe is not None
-    return len(optimizer._probe.rounds)
-
-
-def _check(before: int, now: int) -> None:
-    if before != now:
-        raise RuntimeError(
-            f"the micro-batches so far were evaluated at {before} point(s), this one at {now}: "
-            "change lr, quick_steps and curvature terms between steps, not within one"
-        )
-
-
 def _take(params: Sequence[nn.Parameter], mine: Gradients) -> Gradients:
     """The gradients, copied where they are not ``mine`` grown in place.
 
@@ -132,15 +128,6 @@ def _give(params: Sequence[nn.Parameter], grads: Gradients) -> None:
     """Continue a sum, *before* the backward pass: DDP reduces what it finds in ``.grad``."""
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
-
-
-def _reduce_every_gradient(model: nn.Module | None) -> None:
-    """Whatever the trainer has switched off around the rounds.
-
-    FSDP2 adds up what it does not reduce in a place of its own, where three sums would become one.
-    """
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(True)
 
 
 def _check_reduced(model: nn.Module | None, params: Sequence[nn.Parameter]) -> None:
@@ -166,3 +153,10 @@ class _Marks:
         self._buffers.restore()
         for param, grad in self._others:
             param.grad = grad
+
+
+def clip_by_itself(optimizer: Alice, limit: float) -> None:
+    """Have Alice clip all gradients of a step with one factor, unless it has a limit already."""
+    if optimizer.defaults["max_grad_norm"] is None:
+        for group in optimizer.param_groups:
+            group["max_grad_norm"] = float(limit)

@@ -21,7 +21,7 @@ from aliceopt.lab.precision import set_products
 from aliceopt.lab.presets import Asked, climbing
 from aliceopt.lab.records import read_events, run_folder
 from aliceopt.lab.spec import Run
-from aliceopt.lab.watch import Watched
+from aliceopt.lab.train import Loop
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS, LOOKING_GRADIENTS
 
 __all__ = ["Along", "moments"]
@@ -90,7 +90,7 @@ class Along:
         """Whether to look after so many steps."""
         return step in self.steps
 
-    def look(self, loop: Watched) -> None:
+    def look(self, loop: Loop) -> None:
         """Measure what the loop's model is now, on a copy."""
         of, precision = self.instruments, self.run.training.precision
         of.model.load_state_dict(loop.model.state_dict())

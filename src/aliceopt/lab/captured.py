@@ -12,8 +12,6 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from aliceopt.probe import BufferGuard
 
-__all__ = ["GraphStep", "is_capturable"]
-
 _WARM_UPS = 3  # cuDNN and cuBLAS choose and allocate in the first calls, which a capture must not
 
 
@@ -41,34 +39,31 @@ class GraphStep:
         update: Callable[[], None],
     ):
         self._static = tuple(part.clone() for part in batch)
-        self._loss_of, self._optimizers, self._update = loss_of, optimizers, update
+        self._loss_of = loss_of
         self._params = [param for param in model.parameters() if param.requires_grad]
         device = self._static[0].device
         state, buffers = torch.cuda.get_rng_state(device), BufferGuard(model)
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         try:
-            self._record(side, device)
+            with warnings.catch_warnings():
+                # Gradients accumulated on another stream than usual: that is what a capture does.
+                warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
+                with torch.cuda.stream(side):
+                    for _ in range(_WARM_UPS):
+                        self._evaluate()
+                    for optimizer in optimizers:
+                        _make_capturable(optimizer, device)
+                torch.cuda.current_stream(device).wait_stream(side)
+                self._graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._graph):
+                    self._loss = self._evaluate()
+                    if optimizers:
+                        update()
+            self._grads = [param.grad for param in self._params]
         finally:
             buffers.restore()
             torch.cuda.set_rng_state(state, device)
-
-    def _record(self, side: torch.cuda.Stream, device: torch.device) -> None:
-        with warnings.catch_warnings():
-            # Gradients accumulated on another stream than usual: that is what a capture does.
-            warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    self._evaluate()
-                for optimizer in self._optimizers:
-                    _make_capturable(optimizer, device)
-            torch.cuda.current_stream(device).wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._loss = self._evaluate()
-                if self._optimizers:
-                    self._update()
-        self._grads = [param.grad for param in self._params]
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of this batch; its gradients are in ``.grad`` until the next call."""

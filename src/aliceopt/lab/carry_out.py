@@ -15,18 +15,12 @@ from typing import NoReturn
 
 import torch
 
+from aliceopt.lab import plan as planning
 from aliceopt.lab.data import generate
 from aliceopt.lab.launch import Launcher, Setting
 from aliceopt.lab.live import Live
 from aliceopt.lab.pace import known_paces, measured_paces
-from aliceopt.lab.plan import (
-    EXPERIMENTS,
-    SCALES,
-    PlanError,
-    experiment_plan,
-    scales_of,
-    settings_of,
-)
+from aliceopt.lab.plan import PlanError, settings_of
 from aliceopt.lab.pool import Local, outstanding, threads_each
 from aliceopt.lab.problem import load_data, model_for
 from aliceopt.lab.records import ENDED, RecordError, Records, read_records
@@ -36,25 +30,6 @@ from aliceopt.lab.study import Study
 from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.typed import Count, Positive, checked
 from aliceopt.lab.words import counted, rounded
-
-__all__ = [
-    "LAUNCHERS",
-    "How",
-    "carry_out",
-    "check_launcher",
-    "command",
-    "data_root",
-    "devices",
-    "lasting",
-    "launched",
-    "missing",
-    "paces",
-    "print_experiment",
-    "print_experiments",
-    "print_study",
-    "told",
-    "with_data",
-]
 
 
 @contextlib.contextmanager
@@ -92,8 +67,7 @@ def _under_torchrun() -> bool:
 
 @contextlib.contextmanager
 def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launcher]:
-    """Whoever is to train the runs, by name; under torchrun that is all of its ranks."""
-    check_launcher(launcher, device, workers)
+    """Whoever is to train the runs, as `check_launcher` let pass; under torchrun all its ranks."""
     if _under_torchrun():
         from aliceopt.lab.ranks import together
 
@@ -160,14 +134,14 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> tuple[R
     left = outstanding(plan, folder, resume=how.resume)
     console = stdout_console()
     if title:
-        console.print(f"{title}: {counted(len(left.runs), 'run')}", highlight=False)
+        console.print(f"{title}: {counted(len(left.runs), 'run')}")
     finished = True
     try:
         with terms_as_interrupts(), Live(plan, console, left.runs) as live:
             setting = Setting(folder, how.resume, how.tensorboard, deadline)
             left.launch(how.launcher, setting, live)
     except KeyboardInterrupt as why:
-        console.print(f"{str(why) or 'interrupted'}: what is finished is kept", highlight=False)
+        console.print(f"{str(why) or 'interrupted'}: what is finished is kept")
         finished = False
     return read_records(folder, plan), finished
 
@@ -215,8 +189,7 @@ def data_root(
         return given.resolve()
     if scale != "smoke" or not make:
         return None
-    made: Path = generate.write(settings["data"]["name"], (folder / "data").resolve())
-    return made
+    return generate.write(settings["data"]["name"], (folder / "data").resolve())
 
 
 def with_data(plan: Plan) -> Plan:
@@ -233,11 +206,11 @@ def with_data(plan: Plan) -> Plan:
 
 def print_experiments() -> None:
     """Names, what they are, and their cost at each scale."""
-    table = new_table("experiment", "what", "reference", *SCALES, words=3)
-    for name in EXPERIMENTS:
-        scales = scales_of(name)
-        plans = {s: experiment_plan(name, s, read=False, check=False) for s in scales}
-        costs = [rounded(plans[s].gradients) if s in plans else "\u2013" for s in SCALES]
+    table = new_table("experiment", "what", "reference", *planning.SCALES, words=3)
+    for name in planning.EXPERIMENTS:
+        scales = planning.scales_of(name)
+        plans = {s: planning.experiment_plan(name, s, read=False, check=False) for s in scales}
+        costs = [rounded(plans[s].gradients) if s in plans else "\u2013" for s in planning.SCALES]
         about = settings_of(name, scales[0])
         table.add_row(name, about["title"], about.get("paper", "").split(":")[0], *costs)
     stdout_console().print(table)

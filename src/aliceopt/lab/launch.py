@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,13 +18,9 @@ import torch
 
 from aliceopt.lab.spec import Run
 from aliceopt.lab.team import Team
-from aliceopt.lab.train import Progress, lost, train
+from aliceopt.lab.train import Watcher, train
 
-__all__ = ["TIME_IS_UP", "Launcher", "Setting", "Watcher", "cores", "lost", "train_run"]
-
-
-Watcher = Callable[[Progress], None]
-"""Somebody who is told how far a run has come, or that it has ended."""
+__all__ = ["TIME_IS_UP", "Launcher", "Setting", "cores", "train_run"]
 
 TIME_IS_UP = "the time is up"
 
@@ -81,14 +77,4 @@ def train_run(
     """Train one run in this process, with the threads that it is to have; returns its status."""
     if device == "cpu":
         torch.set_num_threads(run.training.threads)
-    return train(
-        run,
-        setting.folder,
-        device=device,
-        resume=setting.resume,
-        tensorboard=setting.tensorboard,
-        report=watch,
-        team=team,
-        deadline=setting.deadline,
-        sharing=setting.sharing,
-    )
+    return train(run, **vars(setting), device=device, report=watch, team=team)

@@ -13,8 +13,6 @@ from filelock import FileLock, Timeout
 
 from aliceopt.lab.writing import writing
 
-__all__ = ["NAME", "FolderInUse", "locked"]
-
 NAME = ".lock"
 """The file in the folder that is locked; in it, who holds the lock."""
 
@@ -41,7 +39,16 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise FolderInUse(_refusal(folder, path)) from None
+            told = ""
+            with contextlib.suppress(OSError):  # just deleted by its holder; or Windows, as below
+                told = path.read_text(encoding="utf-8")
+            pid, _, host = told.strip().partition(" ")
+            by = f"process {pid}" if pid else "another process"
+            where = f" on {host}" if host not in ("", socket.gethostname()) else ""
+            raise FolderInUse(
+                f"{str(folder)!r} is in use by {by}{where}: wait until it has ended, or choose "
+                "another --out"
+            ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -57,16 +64,3 @@ def locked(folder: Path) -> Iterator[None]:
         for place in made:
             with contextlib.suppress(OSError):  # something is in it now
                 place.rmdir()
-
-
-def _refusal(folder: Path, path: Path) -> str:
-    told = ""
-    with contextlib.suppress(OSError):  # just deleted by its holder; or Windows, as above
-        told = path.read_text(encoding="utf-8")
-    pid, _, host = told.strip().partition(" ")
-    holder = f"process {pid}" if pid else "another process"
-    where = f" on {host}" if host not in ("", socket.gethostname()) else ""
-    return (
-        f"{str(folder)!r} is in use by {holder}{where}: wait until it has ended, or choose "
-        "another --out"
-    )

@@ -21,19 +21,11 @@ from typing import Any
 
 import torch
 
-from aliceopt.lab.launch import (
-    TIME_IS_UP,
-    Launcher,
-    Setting,
-    Watcher,
-    cores,
-    lost,
-    train_run,
-)
+from aliceopt.lab.launch import TIME_IS_UP, Launcher, Setting, cores, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.records import ENDED, RunRecord, read_plan, read_runs, write_plan
 from aliceopt.lab.spec import Plan, Run
-from aliceopt.lab.train import Progress
+from aliceopt.lab.train import Progress, Watcher, lost
 from aliceopt.lab.typed import from_json, to_json
 from aliceopt.lab.words import counted
 
@@ -72,29 +64,28 @@ class Left:
     records: list[RunRecord]
 
     def launch(self, launcher: Launcher, setting: Setting, watch: Watcher) -> None:
-        """Write the plan, and let the launcher train what is left."""
-        self._check_device(launcher.on_cpu)
+        """Write the plan, and let the launcher train what is left.
+
+        Not on a GPU what began on a CPU, nor back: their seconds do not go into one median.
+        """
+        for record in self.records:
+            device = record.start.get("device", "")
+            if device and device.startswith("cpu") != launcher.on_cpu:
+                raise PlanError(
+                    f"the records of {record.method}, seed {record.seed}, were made on {device}: "
+                    "go on there (--device), choose another --out, or --overwrite"
+                )
         write_plan(setting.folder, self.plan)
         # Sums depend on the threads of a run, so a plan goes on with those it began with.
         before = [record.ran.training.threads for record in self.records if record.ran]
         threads = before[0] if before else threads_each(launcher, len(self.records))
         launcher.launch([_threaded(run, threads) for run in self.runs], setting, watch)
 
-    def _check_device(self, on_cpu: bool) -> None:
-        """Refuse to go on elsewhere: seconds of a CPU and of a GPU do not go into one median."""
-        for record in self.records:
-            device = record.start.get("device", "")
-            if device and device.startswith("cpu") != on_cpu:
-                raise PlanError(
-                    f"the records of {record.method}, seed {record.seed}, were made on {device}: "
-                    "go on there (--device), choose another --out, or --overwrite"
-                )
-
 
 def outstanding(plan: Plan, folder: Path, *, resume: bool) -> Left:
     """What is to be done; what the folder holds already must belong to the same plan."""
-    there = _there(folder)
-    records, others = read_runs(folder, plan), _others(plan, there, folder)
+    there, others = _before(plan, folder)
+    records = read_runs(folder, plan)
     begun = [record for record in records if record.status != "missing"]
     if there is not None and (begun or any(record.status != "missing" for record in others)):
         if (there.kind, there.name, there.scale) != (plan.kind, plan.name, plan.scale):
@@ -121,22 +112,19 @@ def refuse_fewer(plan: Plan, folder: Path) -> None:
 
     Runs that failed or were stopped may be left out.
     """
-    there = _there(folder)
+    there, others = _before(plan, folder)
     if there is not None and there.kind == plan.kind:
-        _refuse_left_out(plan, _others(plan, there, folder), folder)
+        _refuse_left_out(plan, others, folder)
 
 
-def _there(folder: Path) -> Plan | None:
-    return read_plan(folder) if (folder / "plan.json").exists() else None
-
-
-def _others(plan: Plan, there: Plan | None, folder: Path) -> list[RunRecord]:
-    """The records of runs that the plan in the folder names and this one does not."""
-    if there is None:
-        return []
+def _before(plan: Plan, folder: Path) -> tuple[Plan | None, list[RunRecord]]:
+    """The plan in the folder, and the records of runs that it names and this one does not."""
+    if not (folder / "plan.json").exists():
+        return None, []
+    there = read_plan(folder)
     named = {(run.method, run.seed) for run in plan.runs}
     runs = [run for run in there.runs if (run.method, run.seed) not in named]
-    return read_runs(folder, replace(there, runs=runs))
+    return there, read_runs(folder, replace(there, runs=runs))
 
 
 def _refuse_left_out(plan: Plan, others: Sequence[RunRecord], folder: Path) -> None:
@@ -145,8 +133,7 @@ def _refuse_left_out(plan: Plan, others: Sequence[RunRecord], folder: Path) -> N
         raise PlanError(
             f"{str(folder)!r} also holds results of {'; '.join(left)} that this command leaves "
             "out: ask for as many terms, steps, baselines and seeds as before, choose another "
-            "--out, or "
-            "--overwrite"
+            "--out, or --overwrite"
         )
 
 
@@ -200,31 +187,28 @@ class Local:
 
     def threads(self, runs: int) -> int:
         """The cores, divided among the runs that there are at once."""
-        return max(1, cores() // max(1, min(self._count(), runs)))
+        return max(1, cores() // self._at_once(runs))
 
     def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
         """In worker processes, or one after another in this one."""
-        count = max(1, min(self._count(), len(runs)))
-        if count == 1:
-            _run_here(runs, setting, self.devices[0], watch)
-        else:
+        count = self._at_once(len(runs))
+        if count > 1:
             devices = [self.devices[i % len(self.devices)] for i in range(count)]
             if not self.on_cpu:  # there every run has cores of its own
                 setting = replace(setting, sharing=-(-count // len(self.devices)))
             _Pool(runs, setting, devices, watch).run()
+            return
+        threads = torch.get_num_threads()
+        try:
+            for run in runs:
+                if setting.over or train_run(run, setting, self.devices[0], watch) == "interrupted":
+                    raise KeyboardInterrupt(TIME_IS_UP if setting.over else "")
+        finally:
+            torch.set_num_threads(threads)
 
-    def _count(self) -> int:
-        return self.workers or (cores() if self.on_cpu else len(self.devices))
-
-
-def _run_here(todo: Sequence[Run], setting: Setting, device: str, watch: Watcher) -> None:
-    threads = torch.get_num_threads()
-    try:
-        for run in todo:
-            if setting.over or train_run(run, setting, device, watch) == "interrupted":
-                raise KeyboardInterrupt(TIME_IS_UP if setting.over else "")
-    finally:
-        torch.set_num_threads(threads)
+    def _at_once(self, runs: int) -> int:
+        places = self.workers or (cores() if self.on_cpu else len(self.devices))
+        return max(1, min(places, runs))
 
 
 @dataclass
@@ -240,14 +224,10 @@ class _Worker:
 class _Pool:
     """Worker processes, each given the next run when it has ended one."""
 
-    def __init__(
-        self, todo: Sequence[Run], setting: Setting, devices: Sequence[str], watch: Watcher
-    ):
-        self._todo = list(todo)
-        self._setting, self._watch = setting, watch
-        self._left_out = False  # whether the time was up before all was done
-        self._devices = devices
+    def __init__(self, todo: Sequence[Run], setting: Setting, devices: list[str], watch: Watcher):
+        self._todo, self._setting, self._devices, self._watch = list(todo), setting, devices, watch
         self._workers: list[_Worker] = []
+        self._left_out = False  # whether the time was up before all was done
 
     def run(self) -> None:
         """Until nothing is left to do, or until interrupted."""
@@ -259,8 +239,7 @@ class _Pool:
             while any(worker.run for worker in self._workers):
                 pipes: list[Any] = [worker.pipe for worker in self._workers if worker.run]
                 for ready in wait(pipes):
-                    worker = next(w for w in self._workers if w.pipe is ready)
-                    self._hear(worker)
+                    self._hear(next(w for w in self._workers if w.pipe is ready))
             if self._left_out:
                 raise KeyboardInterrupt(TIME_IS_UP)
         finally:
@@ -295,26 +274,25 @@ class _Pool:
             try:
                 worker.pipe.send(worker.run)
             except OSError:
-                self._replace(worker, worker.run)
+                self._replace(worker)
 
     def _hear(self, worker: _Worker) -> None:
-        run = worker.run
-        assert run is not None
         try:
             progress: Progress = worker.pipe.recv()
         except (EOFError, OSError):
-            self._replace(worker, run)
+            self._replace(worker)
             return
         self._watch(progress)
         if progress.status != "running":
             self._left_out |= progress.status == "interrupted"
             self._give(worker)
 
-    def _replace(self, worker: _Worker, run: Run) -> None:
+    def _replace(self, worker: _Worker) -> None:
         """A worker died (killed, out of memory): its run counts as failed, the others go on."""
+        assert worker.run is not None
         worker.process.join()
         reason = f"its process ended with exit code {worker.process.exitcode}"
-        self._watch(lost(run, reason))
+        self._watch(lost(worker.run, reason))
         fresh = self._start(worker.device)
         self._workers[self._workers.index(worker)] = fresh
         self._give(fresh)

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from aliceopt.lab.data.splits import Split
 
-__all__ = ["ChannelsLast", "autocast", "in_words", "lay_out_", "set_products"]
-
 _WORDS = {
     "float32": "float32",
     "tf32": "tf32: float32 with TF32 products on CUDA",

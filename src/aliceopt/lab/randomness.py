@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["host_states", "restore_host_states", "seed_all", "seed_host"]
-
 
 def seed_all(seed: int) -> None:
     """Set every global generator, on all devices."""

@@ -11,10 +11,10 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aliceopt.lab.launch import TIME_IS_UP, Setting, Watcher, cores, train_run
+from aliceopt.lab.launch import TIME_IS_UP, Setting, cores, train_run
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.randomness import seed_all
+from aliceopt.lab.records import Silent
 from aliceopt.lab.spec import Run
-from aliceopt.lab.stopping import Stop, terms_as_ever
-from aliceopt.lab.team import Team, examples_in, part_of
-from aliceopt.lab.train import accompany
+from aliceopt.lab.stopping import Stop, on_sigterm
+from aliceopt.lab.team import Team
+from aliceopt.lab.train import Loop, Watcher
 from aliceopt.lab.words import counted
 
-__all__ = ["RankLost", "Ranks", "Together", "lead", "together"]
+__all__ = ["RankLost", "Ranks", "lead", "together"]
 
 PATIENCE = timedelta(days=1)
 """Ranks wait while rank 0 evaluates or draws; torchrun notices by itself when one has died."""
@@ -40,15 +41,13 @@ PATIENCE = timedelta(days=1)
 GRACE = 120.0
 """Seconds that a rank that failed waits for the others to fail alike."""
 
-_TWICE = ("adahessian",)
-
 
 class RankLost(ValueError):
     """A rank of torchrun is gone, or does something else than the others."""
 
 
 class Ranks(Team):
-    """All processes that torchrun started, joined in one group."""
+    """All processes that torchrun started, joined in one group; and the launcher that uses them."""
 
     def __init__(self) -> None:
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
@@ -71,31 +70,36 @@ class Ranks(Team):
     @property
     def device(self) -> str:
         """Where this rank trains."""
-        return "cpu" if self.kind == "cpu" else f"cuda:{self.local_rank}"
+        return "cpu" if self.on_cpu else f"cuda:{self.local_rank}"
 
     def begin(self, run: Run, saved: dict[str, Any] | None, deadline: float | None) -> None:
         """Tell the others to train this run from this checkpoint, until this time."""
         self.idle = False
         self._begun += 1
-        self._send((self.kind, run, saved, deadline))
+        self.ordered((self.kind, run, saved, deadline))
 
-    def dismiss(self) -> None:
-        """Tell the others that this is all."""
-        self._send(None)
+    def ordered(self, order: Any) -> Any:
+        """What rank 0 orders, on every rank; None: there is no more to do."""
+        orders = [order]
+        dist.broadcast_object_list(orders, src=0, group=self._orders)
+        return orders[0]
+
+    def follow(self) -> None:
+        """The life of every other rank: train along with rank 0, and record nothing."""
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        warnings.simplefilter("ignore")  # rank 0 has the same to say
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        while (order := self.ordered(None)) is not None:
+            self.kind, run, saved, deadline = order
+            self._begun += 1
+            if self.on_cpu:
+                torch.set_num_threads(run.training.threads)
+            try:
+                where, nobody = torch.device(self.device), lambda progress: None
+                Loop(run, where, Silent(), Path(), saved, nobody, self).go(Stop(deadline))
+            except Exception as error:
+                self.agree(error)
         dist.destroy_process_group()
-
-    def _send(self, order: Any) -> None:
-        dist.broadcast_object_list([order], src=0, group=self._orders)
-
-    def receive(self) -> tuple[Run, dict[str, Any] | None, float | None] | None:
-        """The next run to train along, as in `begin`, or None when there is no more."""
-        received: list[Any] = [None]
-        dist.broadcast_object_list(received, src=0, group=self._orders)
-        if received[0] is None:
-            return None
-        self._begun += 1
-        self.kind, run, saved, deadline = received[0]
-        return run, saved, deadline
 
     def stopping(self, deadline: float | None) -> AbstractContextManager[Stop]:
         """The deadline alone: by SIGTERM torchrun ends all ranks, of which some may be gone."""
@@ -114,7 +118,7 @@ class Ranks(Team):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model under DDP, which averages gradients over ranks."""
-        if self.kind == "cpu":
+        if self.on_cpu:
             return DistributedDataParallel(model)
         torch.cuda.set_device(self.local_rank)
         return DistributedDataParallel(model, device_ids=[self.local_rank])
@@ -172,33 +176,35 @@ class Ranks(Team):
                 f"({type(error).__name__}: {error}): the same command with --resume goes on"
             ) from error
 
-
-@dataclass(frozen=True)
-class Together:
-    """The launcher of rank 0: one run after another, each by all ranks."""
-
-    ranks: Ranks
+    # ---- the launcher of rank 0 ----------------------------------------------------------------
 
     @property
     def on_cpu(self) -> bool:
         """Whether runs are trained on a CPU."""
-        return self.ranks.kind == "cpu"
+        return self.kind == "cpu"
 
     def threads(self, runs: int) -> int:
         """The cores of this machine, divided among its ranks."""
-        return max(1, cores() // self.ranks.local_size)
+        return max(1, cores() // self.local_size)
 
     def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
-        """Train them; a run that fails on every rank does not stop the others."""
-        refused = sorted({run.method for run in runs if run.optimizer in _TWICE})
+        """Train one after another; a run that fails on every rank does not stop the others."""
+        refused = sorted({run.method for run in runs if run.optimizer == "adahessian"})
         if refused:
             raise PlanError(
                 f"{', '.join(refused)} differentiates twice, which DDP cannot: leave it out "
                 "(--methods, --baselines), or run it without torchrun"
             )
         try:
-            with terms_as_ever():  # torchrun waits for whoever does not end by it
-                if self._all(runs, setting, watch):
+            with on_sigterm(signal.SIG_DFL):  # torchrun waits for whoever does not end by it
+                for run in runs:
+                    if setting.over:
+                        break
+                    status = train_run(run, setting, self.device, watch, self)
+                    self.idle = True
+                    if status == "interrupted":
+                        break
+                else:
                     return
         except KeyboardInterrupt:
             # torchrun passes on the Ctrl-C that this process has had from the terminal.
@@ -206,22 +212,41 @@ class Together:
             raise
         raise KeyboardInterrupt(TIME_IS_UP)
 
-    def _all(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> bool:
-        """Whether the time was enough for all of them."""
-        for run in runs:
-            if setting.over:
-                return False
-            status = train_run(run, setting, self.ranks.device, watch, self.ranks)
-            self.ranks.idle = True
-            if status == "interrupted":
-                return False
-        return True
+
+def examples_in(value: Any) -> int:
+    """Rows of the first tensor in a batch; ValueError where there is none."""
+    if isinstance(value, Tensor) and value.dim() > 0:
+        return len(value)
+    parts = list(value.values()) if isinstance(value, Mapping) else value
+    if isinstance(parts, tuple | list) and parts:
+        return examples_in(parts[0])
+    raise ValueError(
+        f"a batch cannot be split over ranks: it holds a {type(value).__name__} where a tensor "
+        "with one row an example is needed"
+    )
+
+
+def part_of(value: Any, start: int, stop: int, size: int) -> Any:
+    """Rows ``start`` to ``stop`` of every tensor in a batch of ``size`` examples."""
+    if isinstance(value, Tensor) and value.dim() > 0:
+        if len(value) != size:
+            raise ValueError(
+                f"a batch cannot be split over ranks: one tensor has {size} rows, another "
+                f"{len(value)}"
+            )
+        return value[start:stop]
+    if isinstance(value, Mapping):
+        return {key: part_of(item, start, stop, size) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [part_of(item, start, stop, size) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value  # a number or a name that goes for the whole batch
 
 
 _joined: list[Ranks] = []
 
 
-def together(launcher: str, device: str, workers: int | None) -> Together:
+def together(launcher: str, device: str, workers: int | None) -> Ranks:
     """The launcher that the options of a command mean under torchrun, on its rank 0."""
     if not _joined:
         raise PlanError("under torchrun the command is: torchrun ... -m aliceopt.cli run NAME ...")
@@ -231,31 +256,23 @@ def together(launcher: str, device: str, workers: int | None) -> Together:
             f"{option}: under torchrun all ranks train one run after another; leave it out, or "
             "do without torchrun"
         )
-    ranks = _joined[0]
-    ranks.kind = _kind(device, ranks.local_size)
-    return Together(ranks)
-
-
-def _kind(device: str, ranks: int) -> str:
-    """Whether every rank has a GPU of its own to train on, or all use the CPU."""
     if device not in ("auto", "cpu", "cuda"):
         raise PlanError(f"--device must be auto, cpu or cuda under torchrun; got {device!r}")
-    count = torch.cuda.device_count()
-    if device == "cpu" or (device == "auto" and not count):
-        return "cpu"
-    if count < ranks:
+    ranks, count = _joined[0], torch.cuda.device_count()
+    ranks.kind = "cpu" if device == "cpu" or (device == "auto" and not count) else "cuda"
+    if ranks.kind == "cuda" and count < ranks.local_size:
         raise PlanError(
-            f"--device {device}: {ranks} ranks need as many GPUs, there are {count} here: "
-            f"--nproc_per_node {max(1, count)}, or --device cpu"
+            f"--device {device}: {ranks.local_size} ranks need as many GPUs, there are {count} "
+            f"here: --nproc_per_node {max(1, count)}, or --device cpu"
         )
-    return "cuda"
+    return ranks
 
 
 def lead(command: Callable[[], object]) -> None:
     """Run a command on rank 0, with the other ranks at its disposal, who print nothing."""
     ranks = Ranks()
     if not ranks.leads:
-        _follow(ranks)
+        ranks.follow()
         return
     _joined.append(ranks)
     try:
@@ -263,17 +280,5 @@ def lead(command: Callable[[], object]) -> None:
     finally:
         _joined.clear()
         if ranks.idle:  # else torchrun ends the others: they are in the middle of a run
-            ranks.dismiss()
-
-
-def _follow(ranks: Ranks) -> None:
-    """The life of every other rank."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    warnings.simplefilter("ignore")  # rank 0 has the same to say
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    while (order := ranks.receive()) is not None:
-        run, saved, deadline = order
-        if ranks.kind == "cpu":
-            torch.set_num_threads(run.training.threads)
-        accompany(run, saved, deadline, device=ranks.device, team=ranks)
-    dist.destroy_process_group()
+            ranks.ordered(None)
+            dist.destroy_process_group()

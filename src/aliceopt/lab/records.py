@@ -53,7 +53,6 @@ __all__ = [
 Status = Literal["finished", "diverged", "failed", "interrupted", "missing"]
 ENDED: tuple[Status, ...] = ("finished", "diverged")
 """Of these runs nothing is left to do."""
-_SERIES = ("train", "evaluation", "telemetry", "power_law")
 
 
 class RecordError(ValueError):
@@ -82,18 +81,15 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:
         """One line; numbers that are not finite become null, which JSON can say."""
         line = json.dumps(to_json({"event": event, **fields}), allow_nan=False) + "\n"
-        self._append(line.encode())
-        if self.mirror is not None:
-            self.mirror(event, fields)
-
-    def _append(self, line: bytes) -> None:
         end = self._file.tell()
         with writing(self._path):
             try:
-                write_all(self._file, line)
+                write_all(self._file, line.encode())
             except OSError:
                 self._file.truncate(end)  # no half line before the next
                 raise
+        if self.mirror is not None:
+            self.mirror(event, fields)
 
     def synced(self) -> int:
         """The length of the file, once it is safely on disk."""
@@ -110,7 +106,7 @@ class Silent(Journal):
     """The journal of a process that has nothing to record, since another one does."""
 
     def __init__(self) -> None:
-        self.mirror = None
+        pass
 
     def write(self, event: str, **fields: Any) -> None:
         """Nothing."""
@@ -118,9 +114,6 @@ class Silent(Journal):
     def synced(self) -> int:
         """No length."""
         return 0
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
@@ -303,18 +296,24 @@ def read_found(folder: Path) -> list[RunRecord]:
     """Every run that has begun in a folder, by method and seed, whatever its last plan names."""
     runs = []
     for path in Path(folder).glob("*/seed-*/records.jsonl"):
-        method, seed = path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
-        run = _read_run(path, RunRecord(method, method, seed))
+        method, seed = path.parent.parent.name, path.parent.name.removeprefix("seed-")
+        if not seed.isdecimal():
+            continue  # somebody's copy
+        run = _read_run(path, RunRecord(method, method, int(seed)))
         if run.status != "missing":
-            run.label = run.start["run"].get("label", method)
+            if run.start:  # else it failed before its first line
+                run.label = run.start["run"].get("label", method)
             runs.append(run)
     return sorted(runs, key=lambda run: (run.method, run.seed))
 
 
 def _read_run(path: Path, run: RunRecord) -> RunRecord:
-    series: dict[str, list[dict[str, Any]]] = dict(
-        zip(_SERIES, (run.training, run.evaluations, run.telemetry, run.power_law), strict=True)
-    )
+    series = {
+        "train": run.training,
+        "evaluation": run.evaluations,
+        "telemetry": run.telemetry,
+        "power_law": run.power_law,
+    }
     for event in _events(path):
         kind = event["event"]
         if kind == "start":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from aliceopt.lab.spec import Run
 from aliceopt.lab.stopping import Stop, stopped_by_signal
 
-__all__ = ["Team", "examples_in", "part_of"]
+__all__ = ["Team"]
 
 
 class Team:
@@ -60,34 +59,3 @@ class Team:
 
     def agree(self, error: Exception) -> None:
         """Return if all members failed alike; raise if it was not the run that failed."""
-
-
-def examples_in(value: Any) -> int:
-    """Rows of the first tensor in a batch; ValueError where there is none."""
-    if isinstance(value, Tensor) and value.dim() > 0:
-        return len(value)
-    parts = list(value.values()) if isinstance(value, Mapping) else value
-    if isinstance(parts, tuple | list) and parts:
-        return examples_in(parts[0])
-    raise ValueError(
-        f"a batch cannot be split over ranks: it holds a {type(value).__name__} where a tensor "
-        "with one row an example is needed"
-    )
-
-
-def part_of(value: Any, start: int, stop: int, size: int) -> Any:
-    """Rows ``start`` to ``stop`` of every tensor in a batch of ``size`` examples."""
-    if isinstance(value, Tensor) and value.dim() > 0:
-        if len(value) != size:
-            raise ValueError(
-                f"a batch cannot be split over ranks: one tensor has {size} rows, another "
-                f"{len(value)}"
-            )
-        return value[start:stop]
-    if isinstance(value, Mapping):
-        return {key: part_of(item, start, stop, size) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(part_of(item, start, stop, size) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(part_of(item, start, stop, size) for item in value)
-    return value  # a number or a name that goes for the whole batch

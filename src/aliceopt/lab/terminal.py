@@ -13,8 +13,6 @@ from rich.table import Table
 
 from aliceopt.lab.words import plain
 
-__all__ = ["Terminal", "new_table", "stdout_console"]
-
 _PIPED_WIDTH = 100
 
 
@@ -25,7 +23,8 @@ class Terminal(Console):
     """
 
     def __init__(self, **options: Any):
-        super().__init__(highlight=False, **options)
+        # Names of emoji are looked up in a module imported then, and a Ctrl-C within is lost.
+        super().__init__(highlight=False, emoji=False, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -19,33 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.compress.recalibration import norms_of
+from aliceopt.lab import records
 from aliceopt.lab.blocks import blocks_in_words
 from aliceopt.lab.clock import Clock, now
 from aliceopt.lab.evaluation import evaluate, fresh_statistics
 from aliceopt.lab.methods import Method, Step, make_method
-from aliceopt.lab.mirror import mirrored
 from aliceopt.lab.precision import ChannelsLast, autocast, lay_out_, set_products
 from aliceopt.lab.problem import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states
-from aliceopt.lab.records import (
-    Journal,
-    RecordError,
-    Silent,
-    device_name,
-    fitting,
-    load_checkpoint,
-    run_folder,
-    save_checkpoint,
-    versions,
-)
+from aliceopt.lab.records import Journal, RecordError, fitting, load_checkpoint, run_folder
 from aliceopt.lab.spec import Run
 from aliceopt.lab.stopping import Stop
 from aliceopt.lab.team import Team
 from aliceopt.lab.typed import to_json
-from aliceopt.lab.watch import Watch, measured_power_law
+from aliceopt.lab.watch import Watch, measured_power_law, mirrored
 from aliceopt.lab.writing import WriteError
 
-__all__ = ["Loop", "Progress", "accompany", "lost", "train"]
+__all__ = ["Loop", "Progress", "Watcher", "lost", "train"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +52,14 @@ class Progress:
     reason: str = ""
 
 
-Report = Callable[[Progress], None]
+Watcher = Callable[[Progress], None]
+"""Somebody who is told how far a run has come, or that it has ended."""
+
+_SAVED = (
+    "model", "method", "random", "cuda", "step", "seconds", "losses", "since", "metric", "best",
+    "journal",
+)  # fmt: skip
+"""What a run needs to go on; ``others`` only where ranks train it."""
 
 
 def lost(run: Run, reason: str) -> Progress:
@@ -76,7 +73,7 @@ def train(
     *,
     device: str = "cpu",
     resume: bool = False,
-    report: Report = lambda progress: None,
+    report: Watcher = lambda progress: None,
     tensorboard: bool = False,
     team: Team | None = None,
     deadline: float | None = None,
@@ -93,11 +90,14 @@ def train(
     """
     team = team or Team()
     place = run_folder(folder, run.method, run.seed)
+    path, checkpoint = place / "records.jsonl", place / "checkpoint.pt"
     try:
-        saved = _checkpoint(place) if resume else None
+        saved = load_checkpoint(checkpoint, _SAVED) if resume else None
+        if saved and (not path.exists() or path.stat().st_size < saved["journal"]):
+            saved = None  # the records that it belongs to are gone
         if saved is None:  # none that is left from another run may be taken for this one's
-            (place / "checkpoint.pt").unlink(missing_ok=True)
-        journal = Journal(place / "records.jsonl", saved["journal"] if saved else 0)
+            checkpoint.unlink(missing_ok=True)
+        journal = Journal(path, saved["journal"] if saved else 0)
     except (RecordError, WriteError) as error:
         report(lost(run, str(error)))
         return "failed"
@@ -118,35 +118,6 @@ def train(
             return "failed"
 
 
-def accompany(
-    run: Run, saved: dict[str, Any] | None, deadline: float | None, *, device: str, team: Team
-) -> None:
-    """Train along with the process that leads the team, and record nothing."""
-    try:
-        nobody, nowhere = (lambda progress: None), Path()
-        training = Loop(run, torch.device(device), Silent(), nowhere, saved, nobody, team)
-        with team.stopping(deadline) as stop:
-            training.go(stop)
-    except Exception as error:
-        team.agree(error)
-
-
-_SAVED = (
-    "model", "method", "random", "cuda", "step", "seconds", "losses", "since", "metric", "best",
-    "journal",
-)  # fmt: skip
-"""What a run needs to go on; ``others`` only where ranks train it."""
-
-
-def _checkpoint(place: Path) -> dict[str, Any] | None:
-    """The checkpoint to go on from; None also where the records it belongs to are gone."""
-    saved = load_checkpoint(place / "checkpoint.pt", _SAVED)
-    path = place / "records.jsonl"
-    if saved is None or not path.exists() or path.stat().st_size < saved["journal"]:
-        return None
-    return saved
-
-
 class Loop:
     """The state of a run between two steps: counters, clock, and the sum of recent losses."""
 
@@ -157,7 +128,7 @@ class Loop:
         journal: Journal,
         place: Path,
         saved: dict[str, Any] | None,
-        report: Report,
+        report: Watcher,
         team: Team,
         sharing: int = 1,
         watch: Watch | None = None,
@@ -195,53 +166,55 @@ class Loop:
         self.clock.start()
         while self.step < plan.steps:
             if self.team.stops(stop):
-                return self._leave()
+                self.clock.pause()
+                self._save()
+                self._report("interrupted", f"saved after step {self.step:,} of {plan.steps:,}")
+                return "interrupted"  # its records have no end yet
             epoch, index = divmod(self.step, len(data))
             self.method.set_rate(plan.schedule.factor(self.step, plan.steps))
             self.losses += take(*data.batch(run.seed, epoch, index))
             self.step += 1
             self.since += 1
-            if plan.due(self.step, plan.logs) or self.step == plan.steps:
-                self.clock.pause()
-                if not self._log():
-                    return self._end("diverged", "the training loss is not finite")
-                self.clock.start()
-            if plan.due(self.step, plan.evaluations):
-                self.clock.pause()
+            logs = plan.due(self.step, plan.logs) or self.step == plan.steps
+            evaluates = plan.due(self.step, plan.evaluations)
+            looks = self.watch is not None and self.watch.due(self.step)
+            saves = plan.due(self.step, plan.checkpoints or plan.evaluations)
+            if not (logs or evaluates or looks or saves):
+                continue
+            self.clock.pause()
+            if logs and not self._log():
+                return self._end("diverged", "the training loss is not finite")
+            if evaluates:
                 self._evaluate()
-                self.clock.start()
-            if self.watch is not None and self.watch.due(self.step):
-                self.clock.pause()
+            if looks:
                 self._let_look()
-                self.clock.start()
-            if plan.due(self.step, plan.checkpoints or plan.evaluations):
-                self.clock.pause()
+            if saves:
                 self._save()
-                self.clock.start()
+            self.clock.start()
         self.clock.pause()
         if self.metric is None or not math.isfinite(self.metric):
             return self._end("diverged", "the metric is not finite")
         return self._end("finished", "")
 
     def bind(self) -> Step:
-        """The function that takes a step on a batch, from CUDA graphs where that can be done."""
+        """The function that takes a step on a batch.
+
+        From CUDA graphs where that can be done, for batches shaped like the first one.
+        """
         batch = self.data.batch(self.run.seed, 0, 0)
+        plain = self.method.bind(self.loss, batch, capture=False)
         tensors = all(isinstance(part, Tensor) for part in batch)
         alone = self.team.size == 1  # ranks exchange gradients within a step
-        if self.plan.capture and self.device.type == "cuda" and tensors and alone:
-            try:
-                return self._captured(batch)
-            except (RuntimeError, ValueError) as error:
+        if not (self.plan.capture and self.device.type == "cuda" and tensors and alone):
+            return plain
+        try:
+            replayed = self.method.bind(self.loss, batch, capture=True)
+        except (RuntimeError, ValueError) as error:
+            if self.step == 0:
                 reason = f"steps are not captured: {type(error).__name__}: {error}"
-                if self.step == 0:
-                    self.journal.write("note", text=reason)
-        return self.method.bind(self._loss, batch, capture=False)
-
-    def _captured(self, batch: tuple[Tensor, Tensor]) -> Step:
-        """Steps from graphs for batches shaped like this one; others are taken without."""
+                self.journal.write("note", text=reason)
+            return plain
         shapes = [part.shape for part in batch]
-        replayed = self.method.bind(self._loss, batch, capture=True)
-        plain = self.method.bind(self._loss, batch, capture=False)
 
         def take(inputs: Tensor, targets: Tensor) -> Tensor:
             fits = [inputs.shape, targets.shape] == shapes
@@ -249,9 +222,8 @@ class Loop:
 
         return take
 
-    # ---- one gradient -------------------------------------------------------------------------
-
-    def _loss(self, inputs: Any, targets: Any) -> Tensor:
+    def loss(self, inputs: Any, targets: Any) -> Tensor:
+        """Of this process' part of a batch, so that the mean over the team is the batch's."""
         inputs, targets, weight = self.team.part(inputs, targets)
         with autocast(self.plan.precision, self.device):
             loss = self.problem.loss(self.shared(inputs), targets).reshape(())
@@ -273,8 +245,8 @@ class Loop:
             "start",
             run={"method": run.method, "label": run.label, "seed": run.seed},
             config=to_json(run),
-            versions=versions(),
-            device=device_name(self.device),
+            versions=records.versions(),
+            device=records.device_name(self.device),
             parameters=sum(p.numel() for p in self.model.parameters()),
             blocks=blocks_in_words(self.model),
             batches=len(self.data),
@@ -296,8 +268,14 @@ class Loop:
         return math.isfinite(loss)
 
     def _evaluate(self) -> None:
+        found = {"metric": math.nan}
+        most, averaged = self.plan.validation_batches, self.method.averages and self.step > 0
+        batches = (self.data.batch(self.run.seed, 0, i)[0] for i in range(len(self.data)))
+        fresh = fresh_statistics(self.model, batches) if averaged else contextlib.nullcontext()
         with self.method.at_rest(), autocast(self.plan.precision, self.device):
-            found = self._found() if self.team.leads else {"metric": math.nan}
+            if self.team.leads:
+                with fresh:
+                    found = evaluate(self.problem, self.model, self.validation, most)
         self.metric = metric = found["metric"]
         if math.isfinite(metric):
             better = max if self.problem.measure.better == "higher" else min
@@ -308,8 +286,7 @@ class Loop:
             where = {"step": self.step, "gradients": self.method.gradients}
             self.journal.write("telemetry", **where, **measured)
         if (law := self.plan.power_law) is not None:
-            found_law = measured_power_law(self, self._loss, self.run.seed, **vars(law))
-            self.journal.write("power_law", **found_law)
+            self.journal.write("power_law", **measured_power_law(self, law))
         self._report()
 
     def _let_look(self) -> None:
@@ -322,14 +299,6 @@ class Loop:
                 self.watch.look(self)
         finally:
             self._restore_random_states(*states)
-
-    def _found(self) -> dict[str, float]:
-        """Loss and metric on the validation data."""
-        averaged = self.method.averages and self.step > 0
-        batches = (self.data.batch(self.run.seed, 0, i)[0] for i in range(len(self.data)))
-        with fresh_statistics(self.model, batches) if averaged else contextlib.nullcontext():
-            most = self.plan.validation_batches
-            return evaluate(self.problem, self.model, self.validation, most)
 
     def _report(self, status: str = "running", reason: str = "") -> None:
         where = self.run.method, self.run.seed, self.step, self.plan.steps, self.method.gradients
@@ -347,13 +316,6 @@ class Loop:
         return status
 
     # ---- checkpoints --------------------------------------------------------------------------
-
-    def _leave(self) -> str:
-        """Save, so that the run can go on from this very step; its records have no end yet."""
-        self.clock.pause()
-        self._save()
-        self._report("interrupted", f"saved after step {self.step:,} of {self.plan.steps:,}")
-        return "interrupted"
 
     def _save(self) -> None:
         self.team.mean_(self.losses)
@@ -374,7 +336,7 @@ class Loop:
             "best": self.best,
             "journal": self.journal.synced(),
         }
-        save_checkpoint(self.place / "checkpoint.pt", content)
+        records.save_checkpoint(self.place / "checkpoint.pt", content)
 
     def _restore(self, saved: dict[str, Any]) -> None:
         with fitting(self.place / "checkpoint.pt"):

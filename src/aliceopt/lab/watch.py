@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from aliceopt.lab.blocks import blocks_of
+from aliceopt.lab.records import Journal
+from aliceopt.lab.spec import PowerLaw
 from aliceopt.landscape import power_law
 
-__all__ = ["Watch", "Watched", "measured_power_law"]
-
-
-class Watched(Protocol):
-    """What is seen of a run."""
-
-    model: nn.Module
-    step: int
-    data: Any
-    journal: Any
+if TYPE_CHECKING:
+    from aliceopt.lab.train import Loop
 
 
 class Watch(Protocol):
@@ -32,35 +28,43 @@ class Watch(Protocol):
         """Whether to look after so many steps."""
         ...
 
-    def look(self, loop: Watched) -> None:
+    def look(self, loop: Loop) -> None:
         """See the parameters as they are evaluated; findings go into the journal."""
         ...
 
 
-def measured_power_law(
-    loop: Watched,
-    loss_of: Callable[[Any, Any], Tensor],
-    seed: int,
-    radius: float,
-    directions: int = 4,
-) -> dict[str, Any]:
+def measured_power_law(loop: Loop, asked: PowerLaw) -> dict[str, Any]:
     """Figure 1's exponents on the first batch of the epoch, at one radius, as they are recorded."""
-    epoch = loop.step // len(loop.data)
-    inputs, targets = loop.data.batch(seed, epoch, 0)
+    seed = loop.run.seed
+    inputs, targets = loop.data.batch(seed, loop.step // len(loop.data), 0)
 
     def closure() -> Tensor:
-        loss = loss_of(inputs, targets)
+        loss = loop.loss(inputs, targets)
         loss.backward()
         return loss
 
     blocks = blocks_of(loop.model)
-    law = power_law(
-        loop.model,
-        closure,
-        radius,
-        directions=directions,
-        blocks=blocks,
-        seed=seed,
-        step=loop.step,
-    )
+    law = power_law(loop.model, closure, **vars(asked), blocks=blocks, seed=seed, step=loop.step)
     return {"step": loop.step, "epoch": loop.step / len(loop.data), **law.as_dict()}
+
+
+@contextlib.contextmanager
+def mirrored(journal: Journal, place: Path, first: int, wanted: bool) -> Iterator[None]:
+    """Also write every number of the journal to TensorBoard; older ones from ``first`` on hide."""
+    if not wanted:
+        yield
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(place), purge_step=first)
+
+    def show(event: str, fields: dict[str, Any]) -> None:
+        for name in ("loss", "lr", "metric", "accuracy", "perplexity"):
+            if event in ("train", "evaluation") and fields.get(name) is not None:
+                writer.add_scalar(f"{event}/{name}", fields[name], fields["step"])
+
+    journal.mirror = show
+    try:
+        yield
+    finally:
+        writer.close()
