@@ -22,14 +22,14 @@ from aliceopt.lab.report.tables import (
     run_table,
     settings_table,
 )
-from aliceopt.lab.results.describe import (
+from aliceopt.lab.results.deviations import (
     data_note,
     is_generated,
     precision_note,
+    remark,
     tuning_cost,
     usual_rates,
 )
-from aliceopt.lab.results.deviations import remark
 from aliceopt.lab.results.finding import find
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.results.summary import (

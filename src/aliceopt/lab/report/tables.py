@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.comparisons import Comparison
-from aliceopt.lab.results.describe import STEP_NAMES, combination
+from aliceopt.lab.results.deviations import STEP_NAMES, combination
 from aliceopt.lab.results.numbers import (
     decimals,
     show_count,
@@ -138,7 +138,7 @@ def _p(value: float) -> str:
 def _names(plan: Plan, c: Comparison) -> str:
     if c.question == "steps":
         return f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
-    first, second = (combination(plan.methods[m]) for m in (c.first, c.second))
+    first, second = (combination(plan, m) for m in (c.first, c.second))
     said = {"terms": f"{first} to no term", "best": f"the best, {first}, to {second}"}
     return said.get(c.question, f"{first} to {second}")
 
