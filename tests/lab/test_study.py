@@ -142,7 +142,7 @@ def test_the_report_is_there_whatever_becomes_of_the_table(tmp_path, monkeypatch
     def closed(*arguments):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("aliceopt.lab.results.summary.print_summary", closed)
+    monkeypatch.setattr("aliceopt.lab.results.table.print_summary", closed)
     assert tiny("--tune", 1).exit_code != 0
     assert (tmp_path / "runs/study-digits/report.html").exists()
 

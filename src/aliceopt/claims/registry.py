@@ -46,9 +46,7 @@ __all__ = [
 ]
 
 Relation = Literal["=", "<=", ">="]
-Verdict = Literal[
-    "confirmed", "corrected", "failed", "reproduced", "not reproduced", "cannot tell"
-]
+Verdict = Literal["confirmed", "corrected", "failed", "reproduced", "not reproduced", "cannot tell"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 STANDARD_ERRORS = 4

@@ -15,26 +15,25 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Source = Annotated[
-    Path,
-    typer.Argument(
-        help="Folder of records (the --out of aliceopt run or compress), or a .jsonl file of kept "
-        "results."
-    ),
-]
 OfScale = Annotated[str, typer.Option("--scale", help="See aliceopt list.")]
 From = Annotated[Path, typer.Option("--from", help="Folder of the kept results.")]
+Experiment = Annotated[str, typer.Argument(help="See aliceopt results show.")]
 KEPT = Path("results")
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace kept runs that have other numbers.")
-]
 
 
 @app.command("add")
 def add_(
-    source: Source,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of records (the --out of aliceopt run or compress), or a .jsonl file of "
+            "kept results."
+        ),
+    ],
     to: Annotated[Path, typer.Option(help="Folder of the kept results.")] = KEPT,
-    overwrite: Overwrite = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace kept runs that have other numbers.")
+    ] = False,
 ) -> None:
     """Merge the runs that have ended into TO/EXPERIMENT.jsonl, one line a run.
 
@@ -89,7 +88,7 @@ def show(
 
 @app.command()
 def compare(
-    experiment: Annotated[str, typer.Argument(help="See aliceopt results show.")],
+    experiment: Experiment,
     to: Annotated[str, typer.Option(help="The method that the others are compared with.")] = (
         "adamw"
     ),
@@ -102,11 +101,10 @@ def compare(
     from aliceopt.lab.terminal import new_table, stdout_console
 
     with carry_out.told(refuse, needs_lab):
-        rows = compare_kept(results, experiment, scale, to)
-        console = stdout_console()
         table = new_table(*HEAD)
-        for row in rows:
+        for row in compare_kept(results, experiment, scale, to):
             table.add_row(*row.cells())
+        console = stdout_console()
         console.print(table)
         console.print(
             f"Differences to {to}, paired by seed, \u00b1 half of their 95% interval; edge: no "
@@ -136,7 +134,7 @@ def fill(
 
 @app.command()
 def draw(
-    experiment: Annotated[str, typer.Argument(help="See aliceopt results show.")],
+    experiment: Experiment,
     out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf file.")] = Path("rates.png"),
     methods: Annotated[
         str | None,
@@ -148,8 +146,8 @@ def draw(
     """Draw the final metric against the learning rate, for every method that was tried at some."""
     from aliceopt.cli.lab import split_names
     from aliceopt.lab import carry_out
-    from aliceopt.lab.results.filed import as_filed
     from aliceopt.lab.results.kept import read_kept
+    from aliceopt.lab.results.kept_compare import as_filed
 
     with carry_out.told(refuse, needs_lab):
         from aliceopt.lab.figures.rates import draw_rates

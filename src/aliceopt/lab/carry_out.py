@@ -237,7 +237,7 @@ def print_experiment(records: Records) -> None:
 def print_study(records: Records) -> None:
     """A study's table and finding, and its report."""
     from aliceopt.lab.report import write_report
-    from aliceopt.lab.results.summary import print_summary
+    from aliceopt.lab.results.table import print_summary
 
     write_report(records)  # first, as above
     print_summary(records.plan, records.runs, stdout_console())

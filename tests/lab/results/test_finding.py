@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from aliceopt.lab.results.finding import Finding, find
-from aliceopt.lab.results.summary import print_summary
+from aliceopt.lab.results.table import print_summary
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.study import study_plan
 from lab_cases import write_tuning

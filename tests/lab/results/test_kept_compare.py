@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.filed import as_filed, changes
 from aliceopt.lab.results.kept import Kept, add
-from aliceopt.lab.results.kept_compare import compare
+from aliceopt.lab.results.kept_compare import as_filed, changes, compare
 from aliceopt.lab.results.pages import fill
 from aliceopt.lab.study import TUNING_SEED
 from experiment_records import kept_run

@@ -123,7 +123,7 @@ def test_ratios_in_words(
 ) -> None:
     """Times, or percent of the second where all of it is small; more digits near one."""
     low, high = sorted(map(math.log, interval))
-    assert scale.said_with(math.log(gain), low, high) == said
+    assert scale.said(math.log(gain), low, high) == said
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_ratios_without_an_interval_in_words(ratio: float, said: str) -> None:
 
 
 def test_differences_in_words() -> None:
-    assert POINTS.said_with(0.4, 0.1, 0.7) == "better by 0.4 points (95% interval 0.1 to 0.7)"
-    assert PLAIN.said_with(-0.4, -0.7, -0.1) == "worse by 0.4 in loss (95% interval 0.1 to 0.7)"
+    assert POINTS.said(0.4, 0.1, 0.7) == "better by 0.4 points (95% interval 0.1 to 0.7)"
+    assert PLAIN.said(-0.4, -0.7, -0.1) == "worse by 0.4 in loss (95% interval 0.1 to 0.7)"
     assert POINTS.said(-0.4) == "worse by 0.4 points"
 
 

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.finding import find
-from aliceopt.lab.results.summary import best_method, choose_target, print_summary, summarize
+from aliceopt.lab.results.summary import best_method, choose_target, summarize
+from aliceopt.lab.results.table import print_summary
 from aliceopt.lab.spec import Plan
 from study_cases import grid_plan, in_memory, invented_results
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Axis", "limits", "short"]
-
 _FAR = 60.0  # percent beyond an edge, where whatever is further away is drawn
 
 
@@ -19,15 +17,6 @@ class Axis:
     low: float
     high: float
     log: bool = False
-
-    @classmethod
-    def around(cls, values: Sequence[float], *, log: bool = False) -> Axis:
-        """With all values inside; some room if there is but one."""
-        low, high = min(values), max(values)
-        if log:
-            return cls(low / 1.3, high * 1.3, log=True)
-        pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-        return cls(low - pad, high + pad)
 
     def at(self, value: float) -> float:
         """Percent from the low end; what is far outside stands a little outside."""

@@ -11,8 +11,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aliceopt.lab.writing import replacing
 
-__all__ = ["Picture", "data_uri", "write_page"]
-
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -12,16 +12,6 @@ from aliceopt.lab.records import RunRecord
 from aliceopt.lab.report.axes import Axis, limits
 from aliceopt.lab.results.summary import outcome
 from aliceopt.lab.spec import Plan
-
-__all__ = [
-    "COSTS",
-    "Line",
-    "Panel",
-    "curvature_panels",
-    "curve_panels",
-    "merge_blocks",
-    "rate_panel",
-]
 
 COSTS = {"step": "steps", "gradients": "gradient evaluations", "seconds": "seconds of training"}
 MOST_BLOCKS = 6
@@ -78,37 +68,33 @@ def _line(name: str, label: str, bands: Sequence[Band], x: Axis, y: Axis) -> Lin
 
 def rate_panel(plan: Plan) -> Panel | None:
     """Final metric against learning rate at the seeds of tuning, for every method."""
-    tuned = plan.tuned
-    if not tuned:
-        return None
-    found = {method: chosen.tried for method, chosen in tuned.chosen.items()}
-    told = [v for tried in found.values() for one in tried for v in one.finals if v is not None]
+    chosen = plan.tuned.chosen if plan.tuned else {}
+    tried = [one for mine in chosen.values() for one in mine.tried]
+    told = [v for one in tried for v in one.finals if v is not None]
     if not told:
         return None
-    x = Axis.around([one.lr for tried in found.values() for one in tried], log=True)
+    rates = [one.lr for one in tried]
+    x = Axis(min(rates) / 1.3, max(rates) * 1.3, log=True)
     y = _framed(told, plan.metric, plan.better)
     lines = []
-    for method, tried in found.items():
-        ends = [(one.lr, [v for v in one.finals if v is not None]) for one in tried]
-        means = {rate: fmean(values) for rate, values in ends if values}
+    for method, mine in chosen.items():
+        dots = [(one.lr, v) for one in mine.tried for v in one.finals if v is not None]
+        means = {rate: fmean(v for at, v in dots if at == rate) for rate, _ in dots}
         if not means:
             continue
-        mine = tuned.chosen[method].lr
-        shown = mine if mine in means else max(means)
+        shown = mine.lr if mine.lr in means else max(means)
         lines.append(
             Line(
                 name=method,
                 label=plan.methods[method].label,
                 path=_path(list(means.items()), x, y),
                 end=(x.at(shown), min(100.0, max(0.0, y.at(means[shown])))),
-                dots=_dots([(rate, v) for rate, values in ends for v in values], x, y),
-                chosen=_dots([(mine, means[mine])], x, y) if mine in means else "",
-                lost=[x.at(one.lr) for one in tried if None in one.finals],
+                dots=_dots(dots, x, y),
+                chosen=_dots([(shown, means[shown])], x, y) if shown == mine.lr else "",
+                lost=[x.at(one.lr) for one in mine.tried if None in one.finals],
             )
         )
-    best = "; ".join(
-        f"{plan.methods[method].label} {chosen.lr:.3g}" for method, chosen in tuned.chosen.items()
-    )
+    best = "; ".join(f"{plan.methods[m].label} {mine.lr:.3g}" for m, mine in chosen.items())
     alt = f"Final {plan.metric} against learning rate. Chosen: {best}."
     title = f"final validation {plan.metric}"
     return Panel(title, "learning rate", x.ticks(8), y.ticks(), lines, alt)
@@ -122,20 +108,23 @@ def _framed(values: Sequence[float], metric: str, better: str) -> Axis:
 
 def curve_panels(plan: Plan, runs: Sequence[RunRecord]) -> list[Panel]:
     """Training loss and validation metric against each cost, medians over finished seeds."""
-    metric = plan.metric
-    sources: dict[str, tuple[str, str, Callable[[RunRecord], list[dict[str, Any]]]]] = {
-        "training loss": ("loss", "lower", lambda run: run.training),
-        f"validation {metric}": ("metric", plan.better, lambda run: run.evaluations[1:]),
+    done = [run for run in runs if outcome(run) == "finished"]
+    by_method = {m: [run for run in done if run.method == m] for m in plan.methods}
+    training = {m: [run.training for run in mine] for m, mine in by_method.items()}
+    validation = {m: [run.evaluations[1:] for run in mine] for m, mine in by_method.items()}
+    sources = {
+        "training loss": ("loss", "loss", "lower", training),
+        f"validation {plan.metric}": ("metric", plan.metric, plan.better, validation),
     }
     panels = []
     for cost, across in COSTS.items():
-        for title, (value, better, series) in sources.items():
-            bands = _bands(plan, runs, cost, value, series)
+        for title, (key, metric, better, events) in sources.items():
+            bands = {m: found for m, mine in events.items() if (found := _bands(mine, cost, key))}
             late = [v for found in bands.values() for *_, v, _ in found[len(found) // _LATE :]]
             if not late:
                 continue
             x = Axis(0.0, max(found[-1][0] for found in bands.values()) or 1.0)
-            y = _framed(late, metric if value == "metric" else "loss", better)
+            y = _framed(late, metric, better)
             labels = {method: plan.methods[method].label for method in bands}
             lines = [_line(m, labels[m], found, x, y) for m, found in bands.items()]
             ends = "; ".join(f"{labels[m]} {found[-1][2]:.4g}" for m, found in bands.items())
@@ -144,23 +133,14 @@ def curve_panels(plan: Plan, runs: Sequence[RunRecord]) -> list[Panel]:
     return panels
 
 
-def _bands(
-    plan: Plan,
-    runs: Sequence[RunRecord],
-    cost: str,
-    value: str,
-    series: Callable[[RunRecord], list[dict[str, Any]]],
-) -> dict[str, list[Band]]:
-    """By method, record by record over its finished runs, which all record at the same steps."""
-    bands: dict[str, list[Band]] = {}
-    for method in plan.methods:
-        done = [series(r) for r in runs if r.method == method and outcome(r) == "finished"]
-        for same in zip(*done, strict=False):
-            values = [e[value] for e in same if e.get(value) is not None]
-            if values and all(map(math.isfinite, values)):
-                place = median(float(e[cost]) for e in same)
-                band = (place, min(values), median(values), max(values))
-                bands.setdefault(method, []).append(band)
+def _bands(runs: Sequence[Sequence[Mapping[str, Any]]], cost: str, key: str) -> list[Band]:
+    """Event by event over runs, which all record at the same steps."""
+    bands: list[Band] = []
+    for same in zip(*runs, strict=False):
+        values = [event[key] for event in same if event.get(key) is not None]
+        if values and all(map(math.isfinite, values)):
+            place = median(float(event[cost]) for event in same)
+            bands.append((place, min(values), median(values), max(values)))
     return bands
 
 
@@ -174,9 +154,13 @@ _SHARES = {
 
 def curvature_panels(plan: Plan, runs: Sequence[RunRecord]) -> tuple[str, list[Panel]] | None:
     """Alice's own account by block, and the method it is of; None without any number of it."""
-    method = _glassy(plan, runs)
-    if method is None:
+    measured = {run.method for run in runs if any(t.get("blocks") for t in run.telemetry)}
+    about = {m: (a.terms or "", a.step) for m, a in plan.methods.items() if m in measured}
+    glassy = [m for m, (terms, _) in about.items() if "glass" in terms]
+    if not glassy:
         return None
+    # Both terms and accelerated steps if there are such records, else any that measure glass.
+    method = next((m for m in glassy if about[m] == ("glass+abs", "naq")), glassy[0])
     chosen = [run for run in runs if run.method == method and run.telemetry]
     panels = []
     for key, title in _SHARES.items():
@@ -193,15 +177,6 @@ def curvature_panels(plan: Plan, runs: Sequence[RunRecord]) -> tuple[str, list[P
         alt = f"{title.capitalize()}, at the end of training: {ends}."
         panels.append(Panel(title, "steps", x.ticks(), y.ticks(), lines, alt))
     return (plan.methods[method].label, panels) if panels else None
-
-
-def _glassy(plan: Plan, runs: Sequence[RunRecord]) -> str | None:
-    """Both terms and accelerated steps if there are such records, else any that measure glass."""
-    measured = {run.method for run in runs if any(t.get("blocks") for t in run.telemetry)}
-    about = {m: (a.terms, a.step) for m, a in plan.methods.items() if m in measured}
-    glassy = [m for m, (terms, _) in about.items() if terms is not None and "glass" in terms]
-    first = [m for m in glassy if about[m] == ("glass+abs", "naq")]
-    return next(iter([*first, *glassy]), None)
 
 
 def merge_blocks(names: Sequence[str], most: int = MOST_BLOCKS) -> dict[str, list[str]]:
@@ -224,23 +199,14 @@ def _shares(runs: Sequence[RunRecord], key: str) -> dict[str, list[tuple[int, fl
     series: dict[str, list[tuple[int, float]]] = {}
     for label, members in merge_blocks(list(runs[0].telemetry[-1]["blocks"])).items():
         by_step: dict[int, list[float]] = {}
-        for run in runs:
-            for record in run.telemetry:
-                value = _mean(record["blocks"], members, key)
-                if value is not None:
-                    by_step.setdefault(record["step"], []).append(100 * value)
+        for record in (record for run in runs for record in run.telemetry):
+            blocks = [record["blocks"][m] for m in members if m in record["blocks"]]
+            pairs = [(b["coordinates"], b[key]) for b in blocks if b.get(key) is not None]
+            if total := sum(n for n, _ in pairs):
+                mean = sum(n * share for n, share in pairs) / total
+                by_step.setdefault(record["step"], []).append(100 * mean)
         if by_step:
-            told = [about[m] for m in members[:1] if m in about and len(members) == 1]
+            told = [about[m] for m in members if m in about and len(members) == 1]
             points = [(step, median(found)) for step, found in sorted(by_step.items())]
             series[": ".join([label, *told])] = points
     return series
-
-
-def _mean(blocks: Mapping[str, Any], members: Sequence[str], key: str) -> float | None:
-    pairs = [
-        (blocks[m]["coordinates"], blocks[m][key])
-        for m in members
-        if m in blocks and blocks[m].get(key) is not None
-    ]
-    total = sum(n for n, _ in pairs)
-    return sum(n * v for n, v in pairs) / total if total else None

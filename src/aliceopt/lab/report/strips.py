@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from aliceopt.lab.records import RunRecord
@@ -11,10 +11,8 @@ from aliceopt.lab.report.axes import Axis, limits
 from aliceopt.lab.results.comparisons import Comparison
 from aliceopt.lab.results.numbers import decimals, show_count, show_seconds, show_value, unit
 from aliceopt.lab.results.scale import Scale
-from aliceopt.lab.results.summary import MethodSummary, Summary, finals
+from aliceopt.lab.results.summary import Summary, finals
 from aliceopt.lab.spec import Plan
-
-__all__ = ["Strip", "Strips", "forest", "result_strips", "term_strips"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,8 @@ class Strips:
     axis: str
     ticks: list[tuple[float, str]]
     rows: list[Strip]
+    alt: str
     zero: float | None = None
-    alt: str = field(default="")
 
 
 def forest(plan: Plan, comparisons: Sequence[Comparison], choice: str | None) -> Strips | None:
@@ -49,13 +47,12 @@ def forest(plan: Plan, comparisons: Sequence[Comparison], choice: str | None) ->
     drawn = sorted((c for c in comparisons if c.question == "best"), key=lambda c: c.gain)
     if not drawn:
         return None
-    labels = {c.second: plan.methods[c.second].label for c in drawn}
-    notes = {choice: "use this"} if choice is not None else {}
     best = plan.methods[drawn[0].first].label
-    axis = f"{_unit(plan)} behind {best}"
+    axis = f"{unit(plan.metric).removeprefix('in ')} behind {best}"
     if drawn[0].scale.ratio:
         axis = f"{plan.metric}, times that of {best} (log)"
-    return _differences(plan, [(c.second, labels[c.second], c) for c in drawn], axis, notes)
+    named = [(c.second, plan.methods[c.second].label, c) for c in drawn]
+    return _differences(plan, named, axis, choice)
 
 
 def term_strips(plan: Plan, comparisons: Sequence[Comparison]) -> Strips | None:
@@ -74,51 +71,42 @@ def term_strips(plan: Plan, comparisons: Sequence[Comparison]) -> Strips | None:
     named += [("", "NAQ against full", c) for c in comparisons if c.question == "steps"]
     if named[0][2].scale.ratio:
         turned = [(method, label, c.turned) for method, label, c in named]
-        return _differences(plan, turned, f"{plan.metric}, times that of no term (log)", {})
-    return _differences(plan, named, f"gain in {_unit(plan)} over no term", {})
-
-
-def _unit(plan: Plan) -> str:
-    return unit(plan.metric).removeprefix("in ")
+        return _differences(plan, turned, f"{plan.metric}, times that of no term (log)")
+    units = unit(plan.metric).removeprefix("in ")
+    return _differences(plan, named, f"gain in {units} over no term")
 
 
 def _differences(
     plan: Plan,
     named: Sequence[tuple[str, str, Comparison]],
     title: str,
-    notes: Mapping[str, str],
+    choice: str | None = None,
 ) -> Strips:
     scale = named[0][2].scale
     axis = _around_no_gain([c for _, _, c in named], scale)
     places = max(1, decimals(median(abs(c.gain) for _, _, c in named) / 2))
     rows = []
     for method, label, c in named:
-        ends = (None, None) if c.low is None or c.high is None else (c.low, c.high)
-        low, high = (None if end is None else axis.at(scale.on_axis(end)) for end in ends)
-        sure = c.verdict in ("better", "worse")
+        ends = [] if c.low is None or c.high is None else [c.low, c.high]
+        low, high = [axis.at(scale.on_axis(end)) for end in ends] or (None, None)
+        mean = scale.number(c.gain, places)
+        interval = " to ".join(scale.number(end, places) for end in ends)
         rows.append(
             Strip(
                 method=method,
                 label=label,
                 family=plan.methods[method].family if method else "",
-                text=_difference(c, places),
+                text=f"{mean} ({interval})" if ends else mean,
                 dots=[axis.at(scale.on_axis(d)) for d in c.differences],
                 middle=axis.at(scale.on_axis(c.gain)),
                 low=low,
                 high=high,
-                sure=sure,
-                note=notes.get(method, ""),
+                sure=c.verdict in ("better", "worse"),
+                note="use this" if method == choice else "",
             )
         )
     alt = f"{title}: {'; '.join(f'{row.label} {row.text}' for row in rows)}."
-    return Strips(title, axis.ticks(), rows, axis.at(scale.on_axis(0.0)), alt)
-
-
-def _difference(c: Comparison, places: int) -> str:
-    mean = c.scale.number(c.gain, places)
-    if c.low is None or c.high is None:
-        return mean
-    return f"{mean} ({' to '.join(c.scale.number(end, places) for end in (c.low, c.high))})"
+    return Strips(title, axis.ticks(), rows, alt, axis.at(scale.on_axis(0.0)))
 
 
 def _around_no_gain(comparisons: Sequence[Comparison], scale: Scale) -> Axis:
@@ -151,15 +139,11 @@ def result_strips(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> St
             text=f"{show_count(s.gradients)} gradients, {show_seconds(s.seconds)}",
             dots=[axis.at(v) for _, v in sorted(values[s.method].items())],
             middle=axis.at(s.median or 0.0),
-            note=_lost(s),
+            note=", ".join(f"{s.counts[w]} {w}" for w in ("diverged", "failed") if s.counts[w]),
         )
         for s in done
     ]
     told = [f"{s.label} {show_value(s.median, plan.metric)}" for s in done]
     title = f"final validation {plan.metric}"
     alt = f"Final {plan.metric} by method, medians, best first: {', '.join(told)}."
-    return Strips(title, axis.ticks(), rows, None, alt)
-
-
-def _lost(s: MethodSummary) -> str:
-    return ", ".join(f"{s.counts[w]} {w}" for w in ("diverged", "failed") if s.counts[w])
+    return Strips(title, axis.ticks(), rows, alt)

@@ -13,28 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from aliceopt.lab.records import Records, RunRecord, read_records
+from aliceopt.lab.report import panels, strips, tables
 from aliceopt.lab.report.page import data_uri, write_page
-from aliceopt.lab.report.panels import COSTS, curvature_panels, curve_panels, rate_panel
-from aliceopt.lab.report.strips import forest, result_strips, term_strips
-from aliceopt.lab.report.tables import (
-    comparison_table,
-    method_table,
-    run_table,
-    settings_table,
-)
-from aliceopt.lab.results.describe import (
-    data_note,
-    is_generated,
-    precision_note,
-    tuning_cost,
-    usual_rates,
-)
-from aliceopt.lab.results.deviations import remark
+from aliceopt.lab.results import deviations
 from aliceopt.lab.results.finding import find
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.results.summary import (
     Summary,
-    best_method,
+    best_of_families,
     describe_counts,
     outcome,
     reason,
@@ -43,8 +29,6 @@ from aliceopt.lab.results.summary import (
 from aliceopt.lab.results.table import unique_labels
 from aliceopt.lab.spec import LabProblem, Plan, UserProblem
 from aliceopt.lab.words import counted, settings_in_words, training_in_words
-
-__all__ = ["write_report"]
 
 
 def write_report(folder: str | os.PathLike[str] | Records, target: float | None = None) -> Path:
@@ -60,6 +44,9 @@ def write_report(folder: str | os.PathLike[str] | Records, target: float | None 
     summary = summarize(plan, runs, target)
     finding = find(plan, runs, summary)
     scale = f", scale {plan.scale}" if plan.kind == "experiment" else ""
+    drawn = [records.folder / "figures" / f"{plan.name}{suffix}" for suffix in (".svg", ".png")]
+    redrawn = [path for path in drawn if plan.kind == "experiment" and path.exists()]
+    commits = ((run.start.get("versions") or {}).get("commit") for run in runs)
     return write_page(
         records.folder / "report.html",
         "study.html",
@@ -68,57 +55,57 @@ def write_report(folder: str | os.PathLike[str] | Records, target: float | None 
         title=plan.title or plan.name,
         facts=_facts(plan, runs, summary),
         finding=finding,
-        forest=forest(plan, finding.comparisons, finding.choice),
-        comparisons=comparison_table(plan, finding.comparisons),
-        precision=precision_note(plan, runs),
-        results=method_table(plan, summary),
+        forest=strips.forest(plan, finding.comparisons, finding.choice),
+        comparisons=tables.comparison_table(plan, finding.comparisons),
+        precision=deviations.precision_note(plan, runs),
+        results=tables.method_table(plan, summary),
         results_note=_results_note(plan, runs, summary),
         chips=_chips(plan, summary),
-        redrawn=_redrawn(plan, records.folder / "figures"),
-        rates=rate_panel(plan),
-        curves=curve_panels(plan, runs),
-        costs=COSTS,
-        terms=term_strips(plan, finding.comparisons),
-        finals=result_strips(plan, runs, summary),
-        curvature=curvature_panels(plan, runs),
+        redrawn=data_uri(redrawn[0]) if redrawn else "",
+        rates=panels.rate_panel(plan),
+        curves=panels.curve_panels(plan, runs),
+        costs=panels.COSTS,
+        terms=strips.term_strips(plan, finding.comparisons),
+        finals=strips.result_strips(plan, runs, summary),
+        curvature=panels.curvature_panels(plan, runs),
         lost=_lost(runs),
         setting=_setting(plan, runs, summary),
-        settings=settings_table(plan),
-        runs=run_table(plan, runs),
+        settings=tables.settings_table(plan),
+        runs=tables.run_table(plan, runs),
         planned=counted(len(runs), "planned run"),
         command=plan.command or _command(plan),
-        commit=_commit(runs),
+        commit=next(filter(None, commits), ""),
     )
 
 
 def _facts(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> str:
+    days = sorted({str(run.start["time"])[:10] for run in runs if run.start.get("time")})
     facts = [
         str(plan.problem),
         f"{counted(len(plan.methods), 'method')}, {counted(len(plan.seeds), 'seed')}",
         f"runs: {describe_counts(summary.counts)}",
-        _dates(runs),
+        _span(days),
     ]
     return "; ".join(filter(None, facts))
 
 
+def _span(values: Sequence[str]) -> str:
+    """The first to the last, or the only one; empty if there is none."""
+    return " to ".join(dict.fromkeys([*values[:1], *values[-1:]]))
+
+
 def _chips(plan: Plan, summary: Summary) -> dict[str, tuple[str, str]]:
     """Every method's label, and the family whose best it is; those with a result only."""
-    best = {s.method: f for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
-    return {
-        s.method: (s.label, best.get(s.method, "")) for s in summary.methods if s.median is not None
-    }
-
-
-def _dates(runs: Sequence[RunRecord]) -> str:
-    days = sorted({str(run.start["time"])[:10] for run in runs if run.start.get("time")})
-    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    best = {s.method: family for family, s in best_of_families(plan, summary).items()}
+    done = [s for s in summary.methods if s.median is not None]
+    return {s.method: (s.label, best.get(s.method, "")) for s in done}
 
 
 def _results_note(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> str:
     notes = [
         f"Final validation {plan.metric} ({plan.better} is better) over finished seeds; gradient "
         "evaluations and time are medians of a run. The best median of each family is bold.",
-        precision_note(plan, runs),
+        deviations.precision_note(plan, runs),
     ]
     if summary.target is not None:
         value = show_value(summary.target.value, plan.metric)
@@ -129,17 +116,8 @@ def _results_note(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> st
     if plan.reference:
         notes.append(f"The paper: {plan.reference}.")
     if plan.kind == "experiment":
-        notes.append(remark(plan, runs))
-    return " ".join(filter(None, notes))
-
-
-def _redrawn(plan: Plan, folder: Path) -> str:
-    """The experiment's figure as an address that holds the whole file, if it was drawn."""
-    for suffix in (".svg", ".png"):
-        path = folder / f"{plan.name}{suffix}"
-        if plan.kind == "experiment" and path.exists():
-            return data_uri(path)
-    return ""
+        notes.append(deviations.remark(plan, runs))
+    return " ".join(notes)
 
 
 def _lost(runs: Sequence[RunRecord]) -> list[str]:
@@ -158,18 +136,22 @@ def _lost(runs: Sequence[RunRecord]) -> list[str]:
 def _setting(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> dict[str, str]:
     """How it was run; what is unknown is empty."""
     starts = [run.start for run in runs if run.start]
-    steps = sorted({run.steps for run in plan.runs})
-    known = "; generated data, which say nothing about the real set"
-    generated = known if is_generated(plan, runs) else ""
+    generated = deviations.is_generated(plan, runs)
+    known = "; generated data, which say nothing about the real set" if generated else ""
+    steps = _span([show_count(n) for n in sorted({run.steps for run in plan.runs})]) or "no"
+    budget = f"equal {plan.budget}"
+    if plan.paces:
+        span = _span([f"{1000 * pace:.3g}" for pace in sorted(plan.paces.values())])
+        budget = f"as many as fit into {plan.budget}, by timing a few first ({span} ms a step)"
     schedules = {run.label: run.ran.training.schedule for run in runs if run.ran is not None}
     model = plan.problem.model if isinstance(plan.problem, LabProblem) else {}
     return {
         "Command": plan.command,
         "Problem": str(plan.problem),
-        "Data": data_note(plan, runs) + generated,
+        "Data": deviations.data_note(plan, runs) + known,
         "Model": settings_in_words(model),
         "Parameters": _unique(show_count(s.get("parameters")) for s in starts),
-        "Budget": f"{_range(steps)} steps a run, {_budget(plan)}",
+        "Budget": f"{steps} steps a run, {budget}",
         "Training": training_in_words(plan.training, schedules),
         "Learning rates": f"{_rates(plan)}; see below",
         "Seeds": ", ".join(map(str, plan.seeds)),
@@ -181,39 +163,20 @@ def _setting(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> dict[st
     }
 
 
-def _budget(plan: Plan) -> str:
-    budget, paces = plan.budget, plan.paces
-    if not paces:
-        return f"equal {budget}"
-    span = " to ".join(f"{1000 * pace:.3g}" for pace in (min(paces.values()), max(paces.values())))
-    return f"as many as fit into {budget}, by timing a few first ({span} ms a step)"
-
-
 def _rates(plan: Plan) -> str:
-    tuned = plan.tuned
-    if tuned:
+    if tuned := plan.tuned:
         return (
             f"for each method the best of those tried, half a power of ten apart, at seeds "
-            f"{' and '.join(map(str, tuned.seeds))}: {tuning_cost(tuned)}, not counted here"
+            f"{' and '.join(map(str, tuned.seeds))}: {deviations.tuning_cost(tuned)}, not counted "
+            "here"
         )
     if plan.kind == "experiment":
-        return f"{usual_rates(plan)}, not tuned here"
+        return f"{deviations.usual_rates(plan)}, not tuned here"
     return "not tuned: each method's usual one"
 
 
-def _range(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return "no"
-    return " to ".join(show_count(n) for n in dict.fromkeys((numbers[0], numbers[-1])))
-
-
 def _unique(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(v for v in values if v))
-
-
-def _commit(runs: Sequence[RunRecord]) -> str:
-    found = ((run.start.get("versions") or {}).get("commit") for run in runs)
-    return next(filter(None, found), "")
+    return "; ".join(dict.fromkeys(filter(None, values)))
 
 
 def _command(plan: Plan) -> str:

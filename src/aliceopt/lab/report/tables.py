@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.comparisons import Comparison
-from aliceopt.lab.results.describe import STEP_NAMES, combination
+from aliceopt.lab.results.deviations import STEP_NAMES, combination
 from aliceopt.lab.results.numbers import (
+    NONE,
     decimals,
     show_count,
+    show_rate,
     show_seconds,
     show_value,
 )
 from aliceopt.lab.results.summary import (
-    MethodSummary,
     Summary,
-    best_method,
+    best_of_families,
     describe_finished,
     outcome,
     reason,
 )
-from aliceopt.lab.spec import Chosen, Plan
-
-__all__ = [
-    "Cell",
-    "Row",
-    "Table",
-    "comparison_table",
-    "method_table",
-    "run_table",
-    "settings_table",
-]
+from aliceopt.lab.spec import Plan
 
 
 class Cell(NamedTuple):
@@ -62,52 +54,33 @@ class Table(NamedTuple):
     filtered: bool = False
 
 
+def _number(value: Any, show: Callable[[Any], str]) -> Cell:
+    return Cell(show(value), value, number=True)
+
+
 def method_table(plan: Plan, summary: Summary) -> Table:
     """Results and costs by method; the best median of each family stands out."""
-    paper = plan.paper
-    best = {s.method for f in ("alice", "baseline") if (s := best_method(plan, summary, f))}
-    heads = ["Method", "Rate", "Min", "Median", "Max", *(["Paper's median"] if paper else [])]
-    heads += [
-        "Gradients",
-        "Time",
-        "Gradients to target",
-        "Time to target",
-        "Reached target",
-        " Finished",
-    ]
+    best = {s.method for s in best_of_families(plan, summary).values()}
+    result = partial(show_value, metric=plan.metric)
+    heads = ["Method", "Rate", "Min", "Median", "Max", *(["Paper's median"] if plan.paper else [])]
+    heads += ["Gradients", "Time", "Gradients to target", "Time to target", "Reached target"]
     rows = []
     for s in summary.methods:
-        cells = [_rate(plan, s.method)]
-        cells += [_result(v, plan) for v in (s.low, s.median, s.high)]
-        if paper:
-            mine = paper.get(s.method)
-            cells.append(_result(mine[len(mine) // 2] if mine else None, plan))
-        cells += [_count(s.gradients), _time(s.seconds)]
-        cells += [_count(s.to_target_gradients), _time(s.to_target_seconds)]
-        cells += [_reached(s), Cell(describe_finished(s))]
+        cells = [_number(plan.methods[s.method].lr, show_rate)]
+        cells += [_number(value, result) for value in (s.low, s.median, s.high)]
+        if plan.paper:
+            theirs = plan.paper.get(s.method)
+            cells.append(_number(theirs[len(theirs) // 2] if theirs else None, result))
+        cells += [
+            _number(s.gradients, show_count),
+            _number(s.seconds, show_seconds),
+            _number(s.to_target_gradients, show_count),
+            _number(s.to_target_seconds, show_seconds),
+            Cell(f"{s.reached} of {s.judged}", float(s.reached), number=True),
+            Cell(describe_finished(s)),
+        ]
         rows.append(Row(s.label, cells, s.family, s.method in best))
-    return Table("Results by method", heads, rows, filtered=True)
-
-
-def _result(value: float | None, plan: Plan) -> Cell:
-    return Cell(show_value(value, plan.metric), value, number=True)
-
-
-def _count(value: float | None) -> Cell:
-    return Cell(show_count(value), value, number=True)
-
-
-def _rate(plan: Plan, method: str) -> Cell:
-    rate = plan.methods[method].lr
-    return Cell("\u2013" if rate is None else f"{rate:.3g}", rate, number=True)
-
-
-def _time(value: float | None) -> Cell:
-    return Cell(show_seconds(value), value, number=True)
-
-
-def _reached(s: MethodSummary) -> Cell:
-    return Cell(f"{s.reached} of {s.judged}", float(s.reached), number=True)
+    return Table("Results by method", [*heads, " Finished"], rows, filtered=True)
 
 
 def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
@@ -117,57 +90,51 @@ def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
         places = 3 if c.low is None or c.high is None else decimals((c.high - c.low) / 2) + 1
         told = c.turned if c.scale.ratio else c  # of losses the first's over the second's
         ends = [c.scale.number(end, places) for end in (told.low, told.high) if end is not None]
-        p = "\u2013" if c.corrected_p is None else _p(c.corrected_p)
+        if c.question == "steps":
+            name = f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
+        else:
+            first, second = (combination(plan, m) for m in (c.first, c.second))
+            second = "no term" if c.question == "terms" else second
+            name = f"{f'the best, {first},' if c.question == 'best' else first} to {second}"
         cells = [
-            Cell(str(c.seeds), c.seeds, number=True),
+            _number(c.seeds, str),
             Cell(c.scale.number(told.gain, places), told.gain, number=True),
-            Cell(" to ".join(ends) or "\u2013", told.low, number=True),
-            Cell(p, c.corrected_p, number=True),
+            Cell(" to ".join(ends) or NONE, told.low, number=True),
+            _number(c.corrected_p, _p),
             Cell(c.verdict),
         ]
-        rows.append(Row(_names(plan, c), cells, best=c.verdict in ("better", "worse")))
+        rows.append(Row(name, cells, best=c.verdict in ("better", "worse")))
     gain = comparisons[0].scale.head if comparisons else ""
     heads = ["First compared to second", "Seeds", gain, "95% interval", "Corrected p"]
     return Table("Comparisons", [*heads, " Verdict on the first"], rows)
 
 
-def _p(value: float) -> str:
+def _p(value: float | None) -> str:
+    if value is None:
+        return NONE
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _names(plan: Plan, c: Comparison) -> str:
-    if c.question == "steps":
-        return f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
-    first, second = (combination(plan.methods[m]) for m in (c.first, c.second))
-    said = {"terms": f"{first} to no term", "best": f"the best, {first}, to {second}"}
-    return said.get(c.question, f"{first} to {second}")
 
 
 def settings_table(plan: Plan) -> Table:
     """Every method with the options it ran with."""
     rows = []
-    tuned = plan.tuned
-    chosen = tuned.chosen if tuned else {}
+    chosen = plan.tuned.chosen if plan.tuned else {}
     for method, about in plan.methods.items():
-        options = {k: v for k, v in about.options.items() if k not in ("terms", "step")}
-        shown = ", ".join(f"{k} {_plain(v)}" for k, v in options.items() if k != "lr")
-        cells = [
-            _rate(plan, method),
-            *([Cell(_tried(chosen.get(method)))] if chosen else []),
-            Cell(str(about.terms or "\u2013")),
-            Cell(str(about.step or "\u2013")),
-            Cell(shown or "defaults", wrap=True),
+        left_out = ("terms", "step", "lr")
+        options = {k: _plain(v) for k, v in about.options.items() if k not in left_out}
+        cells = [_number(about.lr, show_rate)]
+        if chosen:
+            mine = chosen.get(method)
+            rates = ", ".join(show_rate(one.lr) for one in mine.tried) if mine else ""
+            cells.append(Cell(f"{rates} (at the edge)" if mine and mine.edge else rates))
+        cells += [
+            Cell(about.terms or NONE),
+            Cell(about.step or NONE),
+            Cell(", ".join(f"{k} {v}" for k, v in options.items()) or "defaults", wrap=True),
         ]
         rows.append(Row(about.label, cells, about.family))
     heads = ["Method", "Learning rate", *([" Of those tried"] if chosen else [])]
     return Table("Settings by method", [*heads, " Terms", " Step", " Other options"], rows)
-
-
-def _tried(chosen: Chosen | None) -> str:
-    if chosen is None:
-        return ""
-    edge = " (at the edge)" if chosen.edge else ""
-    return ", ".join(f"{tried.lr:.3g}" for tried in chosen.tried) + edge
 
 
 def _plain(value: Any) -> str:
@@ -179,15 +146,16 @@ def _plain(value: Any) -> str:
 def run_table(plan: Plan, runs: Sequence[RunRecord]) -> Table:
     """Every planned run, whatever became of it."""
     rows = []
+    result = partial(show_value, metric=plan.metric)
     for run in runs:
-        end = run.end or {}
+        begun = run.status != "missing"
         cells = [
-            Cell(str(run.seed), run.seed, number=True),
+            _number(run.seed, str),
             Cell(outcome(run)),
-            _result(run.final, plan),
-            _result(end.get("best"), plan),
-            _count(run.gradients if run.status != "missing" else None),
-            _time(run.seconds if run.status != "missing" else None),
+            _number(run.final, result),
+            _number((run.end or {}).get("best"), result),
+            _number(run.gradients if begun else None, show_count),
+            _number(run.seconds if begun else None, show_seconds),
             Cell(reason(run), wrap=True),
         ]
         rows.append(Row(run.label, cells, plan.methods[run.method].family))

@@ -2,8 +2,8 @@
 
 from aliceopt.lab.results.comparisons import Comparison, compare
 from aliceopt.lab.results.finding import Finding, find
-from aliceopt.lab.results.summary import MethodSummary, Summary, print_summary, summarize
-from aliceopt.lab.results.table import experiment_table, print_table
+from aliceopt.lab.results.summary import MethodSummary, Summary, summarize
+from aliceopt.lab.results.table import experiment_table, print_summary, print_table
 
 __all__ = [
     "Comparison",

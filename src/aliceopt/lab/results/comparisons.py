@@ -21,8 +21,9 @@ from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution
 from aliceopt.lab.results.scale import Scale, scale_of
 from aliceopt.lab.results.summary import Summary, best_method, finals, summarize
 from aliceopt.lab.spec import Plan, PlannedMethod
+from aliceopt.lab.words import counted
 
-__all__ = ["Comparison", "Question", "Verdict", "compare", "complete_block"]
+__all__ = ["Comparison", "compare", "complete_block"]
 
 Question = Literal["ahead", "curvature", "terms", "steps", "best"]
 Verdict = Literal["better", "worse", "not established", "no difference seen", "too few seeds"]
@@ -95,19 +96,23 @@ def compare(
     """
     summary = summarize(plan, runs) if summary is None else summary
     results = _Results(plan, finals(runs))
-    best = list(_best(results, summary))
+    of_best: list[Comparison] = []
+    if (best := best_method(plan, summary)) is not None:
+        for other in summary.methods:
+            if other.method != best.method:
+                of_best += results.against("best", best.method, other.method)
     return [
         *_corrected(list(_parts(results))),
-        *_corrected([*_terms(results), *_steps(results)]),
-        *_corrected(best, choices=(len(best) + 1) / 2),
+        *_corrected(list(_terms_and_steps(results))),
+        *_corrected(of_best, choices=(len(of_best) + 1) / 2),
     ]
 
 
 def _corrected(drawn: list[Comparison], choices: float = 1.0) -> list[Comparison]:
     """With intervals and p-values, where two seeds or more allow them."""
     pairs = {i: Paired(c.differences, c.grain) for i, c in enumerate(drawn) if c.seeds >= 2}
-    counted = [min(1.0, choices * pair.p) for pair in pairs.values()]
-    for (i, pair), corrected, level in zip(pairs.items(), *holm(counted), strict=True):
+    chances = [min(1.0, choices * pair.p) for pair in pairs.values()]
+    for (i, pair), corrected, level in zip(pairs.items(), *holm(chances), strict=True):
         half = pair.half_width(level / choices)
         low, high = pair.mean - half, pair.mean + half
         drawn[i] = replace(drawn[i], low=low, high=high, p=pair.p, corrected_p=corrected)
@@ -164,19 +169,6 @@ def complete_block(values: Values) -> tuple[list[str], list[int]]:
     return best[1], best[2]
 
 
-def _grid(plan: Plan) -> dict[tuple[str, str], str]:
-    """Alice's methods by term and step; empty if two of them share a place."""
-    grid: dict[tuple[str, str], str] = {}
-    for method, about in plan.methods.items():
-        if about.family != "alice" or about.terms is None or about.step is None:
-            continue
-        place = (about.terms, about.step)
-        if place in grid:
-            return {}
-        grid[place] = method
-    return grid
-
-
 def _parts(results: _Results) -> Iterator[Comparison]:
     """What look-ahead and curvature are worth to a study's Alice as it comes, each by itself.
 
@@ -216,17 +208,21 @@ def _as_alice(about: PlannedMethod) -> dict[str, Any] | None:
     return {**_DEFAULTS, **mine, "lr": None, "quick_steps": None}
 
 
-def _terms(results: _Results) -> Iterator[Comparison]:
-    grid = _grid(results.plan)
+def _terms_and_steps(results: _Results) -> Iterator[Comparison]:
+    """Each term against none at its kind of step; then accelerated against full steps.
+
+    Steps are compared by the mean over terms at every seed. Nothing where two of Alice's methods
+    have the same term and step.
+    """
+    grid: dict[tuple[str, str], str] = {}
+    for method, about in results.plan.methods.items():
+        if about.family == "alice" and about.terms is not None and about.step is not None:
+            if (about.terms, about.step) in grid:
+                return
+            grid[about.terms, about.step] = method
     for (terms, step), method in grid.items():
-        without = grid.get(("none", step))
-        if terms != "none" and without is not None:
-            yield from results.against("terms", method, without)
-
-
-def _steps(results: _Results) -> Iterator[Comparison]:
-    """Accelerated against full steps: the mean over terms at every seed."""
-    grid = _grid(results.plan)
+        if terms != "none" and ("none", step) in grid:
+            yield from results.against("terms", method, grid["none", step])
     pairs = {
         terms: results.gains(method, grid[terms, "full"])
         for (terms, step), method in grid.items()
@@ -242,9 +238,40 @@ def _steps(results: _Results) -> Iterator[Comparison]:
         yield results.compared("steps", ("naq", "full"), means, (naq, full))
 
 
-def _best(results: _Results, summary: Summary) -> Iterator[Comparison]:
-    best = best_method(results.plan, summary)
-    if best is not None:
-        for other in summary.methods:
-            if other.method != best.method:
-                yield from results.against("best", best.method, other.method)
+# ---- in words ----------------------------------------------------------------------------------
+
+
+def difference(c: Comparison, summary: Summary) -> str:
+    """The first compared to the second: by how much, how sure, or why that cannot be said.
+
+    One of: ``better by 0.4 points (95% interval 0.1 to 0.7)``; ``better by 0.4 points, which 3
+    seeds cannot establish``; or what `missed` says. Losses are ``1.8 times lower`` instead, or
+    ``12% lower``.
+    """
+    if c.gain == 0 or c.verdict == "no difference seen":
+        return missed([c], summary)
+    if c.verdict in ("better", "worse") and c.low is not None and c.high is not None:
+        return c.scale.said(c.gain, c.low, c.high)
+    return f"{c.scale.said(c.gain)}, which {counted(c.seeds, 'seed')} cannot establish"
+
+
+def missed(unseen: Sequence[Comparison], summary: Summary) -> str:
+    """The largest difference that comparisons without a visible one leave possible.
+
+    One of: ``no difference larger than 0.5 points``; ``equal``; or that the seeds are too few.
+    """
+    if all(c.gain == 0 and not c.high for c in unseen):
+        return "equal"
+    if any(says_nothing(c, summary) for c in unseen):
+        return f"{counted(min(c.seeds for c in unseen), 'seed')} are too few to tell"
+    reach = max(abs(end or 0.0) for c in unseen for end in (c.low, c.high))
+    return f"no difference larger than {unseen[0].scale.size(reach)}"
+
+
+def says_nothing(c: Comparison, summary: Summary) -> bool:
+    """Whether the interval reaches further than all results together."""
+    if c.low is None or c.high is None:
+        return False
+    lows = [s.low for s in summary.methods if s.low is not None]
+    highs = [s.high for s in summary.methods if s.high is not None]
+    return (c.high - c.low) / 2 > abs(c.scale.gain(max(highs), min(lows))) > 0

@@ -10,17 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aliceopt.lab.paste import shown_rate
-from aliceopt.lab.results.comparisons import Comparison
-from aliceopt.lab.results.differences import difference, says_nothing
-from aliceopt.lab.results.summary import MethodSummary, Summary, best_method
+from aliceopt.lab.results.comparisons import Comparison, difference, says_nothing
+from aliceopt.lab.results.summary import FAMILIES, MethodSummary, Summary, best_method
 from aliceopt.lab.spec import Plan
 
 __all__ = ["AS_CHEAP", "Decision", "decide", "times_the_seconds"]
 
 AS_CHEAP = 1.2
 """Up to this many times the cheapest one's seconds a method is as cheap."""
-
-_ROLES = {"alice": "the best Alice", "baseline": "the best baseline"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,10 @@ class Decision:
 
 
 def decide(plan: Plan, summary: Summary, comparisons: Sequence[Comparison]) -> Decision | None:
-    """The decision, or None if nothing finished; ``comparisons`` are those with the best method."""
+    """The decision, or None if nothing finished; ``comparisons`` are those with the best method.
+
+    Of those as cheap as the cheapest it is the best; none that diverged where the best did not.
+    """
     if plan.paces:  # equal seconds by plan; what differs is how busy the machine was
         equal = tuple(replace(s, seconds=1.0) for s in summary.methods if s.finished)
         summary = replace(summary, methods=equal)
@@ -41,21 +41,6 @@ def decide(plan: Plan, summary: Summary, comparisons: Sequence[Comparison]) -> D
     if best is None:
         return None
     against = {c.second: c for c in comparisons}
-    choice = _cheapest(plan, summary, best, against)
-    if choice.method != best.method:
-        text = _cheaper(plan, summary, choice, best, against[choice.method])
-    else:
-        text = _foremost(plan, summary, best, against)
-    return Decision(choice.method, best.method, text)
-
-
-def _cheapest(
-    plan: Plan,
-    summary: Summary,
-    best: MethodSummary,
-    against: Mapping[str, Comparison],
-) -> MethodSummary:
-    """Of those as cheap as the cheapest the best; none that diverged where the best did not."""
     seconds = {
         s.method: s.seconds
         for s in summary.methods
@@ -65,64 +50,40 @@ def _cheapest(
     }
     limit = AS_CHEAP * min(seconds.values(), default=0.0)
     cheap = {method for method, spent in seconds.items() if spent <= limit}
-    return best_method(plan, summary, among=cheap) or best
+    choice = best_method(plan, summary, among=cheap) or best
+    rate = plan.methods[choice.method].lr
+    named = choice.label if rate is None else f"{choice.label}, lr={shown_rate(rate):g}"
+    why = _why(plan, summary, choice, best, against)
+    return Decision(choice.method, best.method, f"Use {named}. {why}")
 
 
-def _foremost(
-    plan: Plan,
-    summary: Summary,
-    best: MethodSummary,
-    against: Mapping[str, Comparison],
-) -> str:
-    """The best result is the choice: by how much, compared to whom, at which cost."""
-    rival = _rival(plan, summary, best, against)
-    if rival is None:
-        return f"Use {_named(plan, best)}. It was compared to nothing else."
-    role = _ROLES[rival.family] if rival.family != best.family else "the next best"
-    c = against[rival.method]
-    said = difference(c, summary)
-    if c.verdict == "better":
-        return (
-            f"Use {_named(plan, best)}. Compared to {role} ({rival.label}) it ended {said}, "
-            f"at {times_the_seconds(best, rival)}."
-        )
-    return (
-        f"Use {_named(plan, best)}. Nothing better was seen; {role} ({rival.label}) cost "
-        f"{times_the_seconds(rival, best)}. Compared to it: {said}.{_hint(plan, c, summary)}"
-    )
-
-
-def _cheaper(
+def _why(
     plan: Plan,
     summary: Summary,
     choice: MethodSummary,
     best: MethodSummary,
-    c: Comparison,
-) -> str:
-    """The best result cost more, and is not established to be better than the choice."""
-    said = difference(c, summary)
-    return (
-        f"Use {_named(plan, choice)}. The best median was that of {best.label} "
-        f"({times_the_seconds(best, choice)}): {said}.{_hint(plan, c, summary)}"
-    )
-
-
-def _rival(
-    plan: Plan,
-    summary: Summary,
-    best: MethodSummary,
     against: Mapping[str, Comparison],
-) -> MethodSummary | None:
-    """The best of the other family, else the next best."""
-    others = {s.method for s in summary.methods if s.family != best.family}
-    return best_method(plan, summary, among=others & set(against)) or best_method(
-        plan, summary, among=set(against)
+) -> str:
+    """The best result by how much, compared to whom, at which cost; or what it would cost."""
+    if choice.method != best.method:
+        c = against[choice.method]
+        cost = times_the_seconds(best, choice)
+        said = f"The best median was that of {best.label} ({cost}): {difference(c, summary)}."
+        return said + _hint(plan, c, summary)
+    others = {s.method for s in summary.methods if s.family != best.family} & set(against)
+    rival = best_method(plan, summary, among=others) or best_method(plan, summary, among=against)
+    if rival is None:
+        return "It was compared to nothing else."
+    role = "the next best" if rival.family == best.family else f"the best {FAMILIES[rival.family]}"
+    c = against[rival.method]
+    said = difference(c, summary)
+    if c.verdict == "better":
+        cost = times_the_seconds(best, rival)
+        return f"Compared to {role} ({rival.label}) it ended {said}, at {cost}."
+    return (
+        f"Nothing better was seen; {role} ({rival.label}) cost {times_the_seconds(rival, best)}. "
+        f"Compared to it: {said}.{_hint(plan, c, summary)}"
     )
-
-
-def _named(plan: Plan, s: MethodSummary) -> str:
-    rate = plan.methods[s.method].lr
-    return s.label if rate is None else f"{s.label}, lr={shown_rate(rate):g}"
 
 
 def times_the_seconds(s: MethodSummary, other: MethodSummary) -> str:

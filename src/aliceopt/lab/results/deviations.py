@@ -1,9 +1,8 @@
-"""How records differ from the paper's experiment: said under every table and figure.
+"""What was run on what, in words, and how it differs from the paper's experiment.
 
-An experiment that is none of the paper's is held against its own file, at the same scale.
-
-A smaller scale, another data set or changed settings make numbers that must not be read against
-the paper's, however close they come.
+An experiment that is none of the paper's is held against its own file, at the same scale. A smaller
+scale, another data set or changed settings make numbers that must not be read against the paper's,
+however close they come: that is said under every table and figure.
 """
 
 from __future__ import annotations
@@ -11,23 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from aliceopt.lab.plan import EXPERIMENTS, experiment_plan, scales_of
+from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RunRecord
+from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.summary import outcome
-from aliceopt.lab.spec import (
-    LabProblem,
-    Plan,
-    PlannedMethod,
-    PlannedTraining,
-    Run,
-    Training,
-)
+from aliceopt.lab.spec import LabProblem, Plan, PlannedTraining, Run, Tuned
 from aliceopt.lab.words import counted
 
-__all__ = ["data_name", "differences", "lost", "remark", "setting", "title_of"]
-
+STEP_NAMES = {"naq": "NAQ steps", "full": "full steps"}
 _CHANGES = {
     "schedule": "another schedule",
     "precision": "another precision",
@@ -36,59 +28,101 @@ _CHANGES = {
 }
 
 
-def setting(plan: Plan, runs: Sequence[RunRecord]) -> str:
-    """Data, scale, length, batch size and seeds: ``cifar10, lab scale, 10 epochs, ...``."""
-    batch = plan.training.batch_size
-    return ", ".join(
-        [
-            data_name(plan, runs),
-            f"{plan.scale} scale",
-            _length(plan.training),
-            *([f"batch size {batch}"] if batch is not None else []),
-            counted(len(plan.seeds), "seed"),
-        ]
-    )
+def data_note(plan: Plan, runs: Sequence[RunRecord]) -> str:
+    """What the runs say of their data, else the plan's name of it."""
+    notes = dict.fromkeys(str(run.start["data"]) for run in runs if run.start.get("data"))
+    return "; ".join(notes) or plan.data
+
+
+def is_generated(plan: Plan, runs: Sequence[RunRecord]) -> bool:
+    """Whether invented data stood in for a published set."""
+    return "(generated)" in data_note(plan, runs)
 
 
 def data_name(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """The data set, with ``(generated)`` behind it if any record or the plan says so."""
-    name = plan.data
-    notes = [str(run.start.get("data", "")) for run in runs]
-    generated = any("generated" in note for note in notes) and "generated" not in name
-    return f"{name} (generated)" if generated else name
+    generated = is_generated(plan, runs) and "generated" not in plan.data
+    return f"{plan.data} (generated)" if generated else plan.data
+
+
+def precision_note(plan: Plan, runs: Sequence[RunRecord]) -> str:
+    """What the runs computed in, by their records, else by the plan: for the foot of a table."""
+    told = [run.ran.training.precision for run in runs if run.ran is not None]
+    found = dict.fromkeys(told or [plan.training.precision])
+    return f"Precision: {'; '.join(map(in_words, found))}."
+
+
+def usual_rates(plan: Plan) -> str:
+    """Whose the learning rates are that nobody tuned."""
+    if plan.kind != "experiment":
+        return "the usual ones"
+    return "the experiment's own" if plan.reference == "" else "the paper's"
+
+
+def tuning_cost(tuned: Tuned) -> str:
+    """Runs and seconds that went into the choice of learning rates."""
+    return f"{counted(tuned.runs, 'run')}, {show_seconds(tuned.seconds)}"
+
+
+def combination(plan: Plan, method: str) -> str:
+    """A method in words: ``glass+abs with NAQ steps``, or its label."""
+    about = plan.methods[method]
+    if about.terms is None or about.step is None:
+        return about.label
+    terms = "no term" if about.terms == "none" else about.terms
+    return f"{terms} with {STEP_NAMES.get(about.step, about.step)}"
+
+
+def setting(plan: Plan, runs: Sequence[RunRecord]) -> str:
+    """Data, scale, length, batch size and seeds: ``cifar10, lab scale, 10 epochs, ...``."""
+    said = [data_name(plan, runs), f"{plan.scale} scale", _length(plan.training)]
+    batch = plan.training.batch_size
+    said += [f"batch size {batch}"] if batch is not None else []
+    return ", ".join([*said, counted(len(plan.seeds), "seed")])
 
 
 def title_of(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """The experiment's title, which names the paper's data; other data is named behind it."""
     name, official = data_name(plan, runs), plan.official_data
-    title = plan.title
     if official is None or name == official:
-        return title
+        return plan.title
     bare, _, generated = name.partition(" (")
     said = [f"here: {bare}"] if bare != official else []
-    return f"{title} ({', '.join([*said, *(['generated data'] if generated else [])])})"
+    said += ["generated data"] if generated else []
+    return f"{plan.title} ({', '.join(said)})"
 
 
 def lost(runs: Sequence[RunRecord]) -> str:
-    """``2 of 24 runs missing, 1 diverged``; empty if all finished."""
-    counts = Counter(outcome(run) for run in runs if outcome(run) != "finished")
-    said = [f"{counts[s]} {s}" for s in ("diverged", "interrupted", "failed") if counts[s]]
-    if counts["missing"]:
-        said.insert(0, f"{counts['missing']} missing")
+    """``of 24 runs: 2 missing, 1 diverged``; empty if all finished."""
+    counts: Counter[str] = Counter(outcome(run) for run in runs)
+    states = ("missing", "diverged", "interrupted", "failed")
+    said = [f"{counts[state]} {state}" for state in states if counts[state]]
     return f"of {counted(len(runs), 'run')}: {', '.join(said)}" if said else ""
+
+
+def remark(plan: Plan, runs: Sequence[RunRecord]) -> str:
+    """One sentence on whether the paper's values may be read against these."""
+    found = differences(plan, runs)
+    papers = _scale(plan) == "paper"
+    if not found:
+        said = "the paper's or its authors' scripts', as far as known"
+        return f"Settings are {said if papers else 'those of the experiment as filed'}."
+    whose = "the paper's values" if papers else "the experiment as filed"
+    text = f"{', '.join(found)}: not comparable with {whose}."
+    return text[0].upper() + text[1:]
 
 
 def differences(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
     """What keeps these numbers from being compared with the paper's; empty if nothing does."""
     found = [] if plan.scale == _scale(plan) else [f"{plan.scale} scale"]
-    name = data_name(plan, runs)
-    official = plan.official_data
+    name, official = data_name(plan, runs), plan.official_data
     if official is not None and not name.startswith(official):
         found.append(f"{name} instead of {official}")
     elif "generated" in name:
         found.append("generated data")
     if plan.name in EXPERIMENTS:
-        found += _changed(plan, runs)
+        paper, wanted = _paper(plan.name, _scale(plan))
+        found += _changed(plan, paper) + _changed_methods(plan, runs, paper, wanted)
     return found
 
 
@@ -105,12 +139,11 @@ def _paper(name: str, scale: str) -> tuple[Plan, Mapping[str, Run]]:
     return plan, {run.method: plan.run(run) for run in plan.runs}
 
 
-def _changed(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
-    """Settings that are not those of the paper's scale, whoever changed them.
+def _changed(plan: Plan, paper: Plan) -> list[str]:
+    """Settings of all runs that are not those of the paper's scale, whoever changed them.
 
     Seeds, folders, threads and what is recorded on the way may differ.
     """
-    paper, wanted = _paper(plan.name, _scale(plan))
     found = []
     ours, theirs = _length(plan.training), _length(paper.training)
     if ours != theirs:
@@ -125,32 +158,27 @@ def _changed(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
     if mine.model != published.model:
         sizes = [f"{k} {v}" for k, v in mine.model.items() if published.model.get(k) != v]
         found.append(f"another network ({', '.join(sizes)})")
-    found += _changed_data(mine.data, published.data)
+    for name, value in mine.data.items():
+        # Which set it is has been said, and where it lies does not matter.
+        if name not in ("name", "root") and published.data.get(name) != value:
+            said = [value, *([published.data[name]] if name in published.data else [])]
+            shown = [str(v).lower() if isinstance(v, bool) else str(v) for v in said]
+            found.append(f"data with {name} {' instead of '.join(shown)}")
     if plan.metric != paper.metric:
         found.append(f"{plan.metric} instead of {paper.metric}")
-    return found + _changed_methods(plan, runs, paper, wanted)
-
-
-def _changed_data(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Options of the data; which set it is has been said, and where it lies does not matter."""
-    found = []
-    for name, value in ours.items():
-        if name not in ("name", "root") and theirs.get(name) != value:
-            instead = f" instead of {_plain(theirs[name])}" if name in theirs else ""
-            found.append(f"data with {name} {_plain(value)}{instead}")
     return found
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _changed_methods(
     plan: Plan, runs: Sequence[RunRecord], paper: Plan, wanted: Mapping[str, Run]
 ) -> list[str]:
-    """What differs in how methods were trained, and in which of them unless in all."""
+    """What differs in how methods were trained, and in which of them unless in all.
+
+    Options can be changed or added, not removed.
+    """
     labels = {key: m.label for key, m in plan.methods.items() if key in wanted}
-    ours = {key: _training_of(plan, runs, key) for key in labels}
+    ours = {run.method: plan.run(run).training for run in plan.runs}
+    ours |= {run.method: run.ran.training for run in reversed(runs) if run.ran is not None}
     found = []
     for name, change in _CHANGES.items():
         which = [k for k in labels if getattr(ours[k], name) != getattr(wanted[k].training, name)]
@@ -160,18 +188,13 @@ def _changed_methods(
         found += [change] if in_all else [f"{change} of {labels[k]}" for k in which]
     longer = _common_steps(plan) / _common_steps(paper)
     for key, label in labels.items():
-        if abs(ours[key].steps - longer * wanted[key].training.steps) > 1:  # rounded to a step
+        mine, theirs = plan.methods[key], wanted[key]
+        if abs(ours[key].steps - longer * theirs.training.steps) > 1:  # rounded to a step
             found.append(f"another length of {label}")
-        if _differ(plan.methods[key], wanted[key]):
+        changed = any(theirs.options.get(name) != value for name, value in mine.options.items())
+        if changed or mine.optimizer != theirs.optimizer:
             found.append(f"other options of {label}")
     return found
-
-
-def _training_of(plan: Plan, runs: Sequence[RunRecord], method: str) -> Training:
-    """How a method was trained, by its records, else by the plan."""
-    told = (run.ran.training for run in runs if run.method == method and run.ran is not None)
-    planned = next(run for run in plan.runs if run.method == method)
-    return next(told, plan.run(planned).training)
 
 
 def _common_steps(plan: Plan) -> float:
@@ -180,25 +203,7 @@ def _common_steps(plan: Plan) -> float:
     return training.steps or (training.epochs or 0.0) * training.batches
 
 
-def _differ(method: PlannedMethod, wanted: Run) -> bool:
-    """Whether an option is not the wanted one; options can be changed or added, not removed."""
-    changed = any(wanted.options.get(name) != value for name, value in method.options.items())
-    return changed or method.optimizer != wanted.optimizer
-
-
 def _length(training: PlannedTraining) -> str:
     if training.steps is not None:
         return counted(training.steps, "step")
     return counted(training.epochs or 0.0, "epoch")
-
-
-def remark(plan: Plan, runs: Sequence[RunRecord]) -> str:
-    """One sentence on whether the paper's values may be read against these."""
-    found = differences(plan, runs)
-    papers = _scale(plan) == "paper"
-    if not found:
-        said = "the paper's or its authors' scripts', as far as known"
-        return f"Settings are {said if papers else 'those of the experiment as filed'}."
-    whose = "the paper's values" if papers else "the experiment as filed"
-    text = f"{', '.join(found)}: not comparable with {whose}."
-    return text[0].upper() + text[1:]

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aliceopt.lab.paste import lines_to_paste
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.results.comparisons import Comparison, compare
+from aliceopt.lab.results import deviations
+from aliceopt.lab.results.comparisons import Comparison, compare, difference, missed
 from aliceopt.lab.results.decision import Decision, decide, times_the_seconds
-from aliceopt.lab.results.describe import (
-    STEP_NAMES,
-    combination,
-    is_generated,
-    rates_notes,
-)
-from aliceopt.lab.results.differences import difference, largest, says_nothing
+from aliceopt.lab.results.deviations import STEP_NAMES, combination
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
-from aliceopt.lab.results.summary import MethodSummary, Summary, best_method, summarize
+from aliceopt.lab.results.summary import FAMILIES, Summary, best_of_families, summarize
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.words import counted, schedule_in_words
 
 __all__ = ["Finding", "find"]
 
-_FAMILIES = {"alice": "Alice", "baseline": "baseline"}
 _PARTS = {"ahead": "Look-ahead", "curvature": "Curvature"}
 _FEW = 4
 """As many methods are named before the rest is counted."""
@@ -60,10 +54,15 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
     summary = summarize(plan, runs) if summary is None else summary
     comparisons = compare(plan, runs, summary)
     decision = decide(plan, summary, [c for c in comparisons if c.question == "best"])
+    trouble = _trouble(summary)
     if decision is None:
-        return Finding(_nothing(summary), "", _told({"trouble": _trouble(summary)}), [])
+        absent = summary.counts["missing"] + summary.counts["interrupted"]
+        state = "has finished yet" if absent else "ended with a result"
+        text = f"No run {state}, so there is nothing to find."
+        return Finding(text, "", {"trouble": trouble} if trouble else {}, [])
+    seeds = counted(len(plan.seeds), "seed")
     evidence = {
-        "setting": [_setting(plan)],
+        "setting": [f"{plan.problem}: validation {plan.metric} at the end of training, {seeds}."],
         "terms": _terms(plan, summary, [c for c in comparisons if c.question == "terms"]),
         "steps": [
             f"{STEP_NAMES[c.first]} against {STEP_NAMES[c.second]}, mean over the terms: "
@@ -73,23 +72,13 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
         ],
         "bound": _bound(plan, runs),
         "cost": _cost(plan, summary),
-        "trouble": _trouble(summary),
+        "trouble": trouble,
         "limits": _limits(plan, runs, comparisons),
     }
+    told = {topic: said for topic, said in evidence.items() if said}
     lines = _lines(plan, summary, decision)
     worth = " ".join(_worth(plan, summary, c) for c in comparisons if c.question in _PARTS)
-    return Finding(decision.text, lines, _told(evidence), comparisons, decision.choice, worth)
-
-
-def _told(evidence: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Those topics there is something to say about."""
-    return {topic: said for topic, said in evidence.items() if said}
-
-
-def _nothing(summary: Summary) -> str:
-    absent = summary.counts["missing"] + summary.counts["interrupted"]
-    state = "has finished yet" if absent else "ended with a result"
-    return f"No run {state}, so there is nothing to find."
+    return Finding(decision.text, lines, told, comparisons, decision.choice, worth)
 
 
 def _worth(plan: Plan, summary: Summary, c: Comparison) -> str:
@@ -107,9 +96,8 @@ def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
     """Constructors of the choice, the best result, the best Alice and the best baseline, once."""
     roles: dict[str, list[str]] = {decision.choice: ["use this"]}
     roles.setdefault(decision.best, []).append("the best result")
-    for family, name in _FAMILIES.items():
-        if (best := best_method(plan, summary, family)) is not None:
-            roles.setdefault(best.method, []).append(f"the best {name}")
+    for family, best in best_of_families(plan, summary).items():
+        roles.setdefault(best.method, []).append(f"the best {FAMILIES[family]}")
     blocks = []
     for method, said in roles.items():
         about = plan.methods[method]
@@ -119,15 +107,6 @@ def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
         lines = lines_to_paste(about.optimizer, about.options)
         blocks.append("\n".join([f"# {', '.join(said)}: {label}", *rate, lines]))
     return "\n\n".join(blocks)
-
-
-def _setting(plan: Plan) -> str:
-    seeds = counted(len(plan.seeds), "seed")
-    return f"{plan.problem}: validation {plan.metric} at the end of training, {seeds}."
-
-
-def _combination(plan: Plan, method: str) -> str:
-    return combination(plan.methods[method])
 
 
 def _terms(plan: Plan, summary: Summary, comparisons: list[Comparison]) -> list[str]:
@@ -140,29 +119,17 @@ def _terms(plan: Plan, summary: Summary, comparisons: list[Comparison]) -> list[
     said = [] if helping or not comparisons else ["No curvature term is established to help."]
     for c in claimed:
         how = f"{difference(c, summary)}{_at_rates(plan, c)}"
-        said.append(f"{_combination(plan, c.first)} against no term: {how}.")
+        said.append(f"{combination(plan, c.first)} against no term: {how}.")
     if seen:
         seeds = counted(min(c.seeds for c in seen), "seed")
-        names = [f"{_combination(plan, c.first)}, {c.scale.said(c.gain)}" for c in seen]
+        names = [f"{combination(plan, c.first)}, {c.scale.said(c.gain)}" for c in seen]
         said.append(f"Seen, but {seeds} cannot establish it: {_listed(names, '; ')}.")
-    if len(unseen) == 1:
-        c = unseen[0]
-        how = difference(c, summary)
-        said.append(f"{_combination(plan, c.first)} against no term: {how}.")
-    elif unseen:
+    if unseen:
         other = "" if len(unseen) == len(comparisons) else "other "
         which = f"{len(unseen)} {other}combinations of term and step"
-        said.append(f"{which} against no term: {_missed(unseen, summary)}.")
+        which = combination(plan, unseen[0].first) if len(unseen) == 1 else which
+        said.append(f"{which} against no term: {missed(unseen, summary)}.")
     return said
-
-
-def _missed(unseen: list[Comparison], summary: Summary) -> str:
-    """The largest difference that any of them leaves possible."""
-    if all(c.gain == 0 and not c.high for c in unseen):
-        return "equal"
-    if any(says_nothing(c, summary) for c in unseen):
-        return f"{counted(min(c.seeds for c in unseen), 'seed')} are too few to tell"
-    return f"no difference larger than {largest(unseen)}"
 
 
 def _listed(names: list[str], mark: str = ", ") -> str:
@@ -195,7 +162,7 @@ def _bound(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
     if not means:
         return []
     ends = [min(means, key=means.__getitem__), max(means, key=means.__getitem__)]
-    shares = dict.fromkeys(f"{means[m]:.0%} ({_combination(plan, m)})" for m in ends)
+    shares = dict.fromkeys(f"{means[m]:.0%} ({combination(plan, m)})" for m in ends)
     if len(means) > 1 and len({f"{means[m]:.0%}" for m in ends}) == 1:
         shares = {f"{means[ends[0]]:.0%}": None}
     said = f"Coordinates where the rate, not curvature, bounds the step: {' to '.join(shares)}."
@@ -205,25 +172,23 @@ def _bound(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
 
 def _cost(plan: Plan, summary: Summary) -> list[str]:
     """Gradients and seconds of the best two; the quickest to the target."""
-    said = []
-    found = {family: best_method(plan, summary, family) for family in _FAMILIES}
-    for family, s in found.items():
-        if s is not None:
-            value, price = show_value(s.median, plan.metric), _price(s.gradients, s.seconds)
-            said.append(f"Best {_FAMILIES[family]}: {s.label}, median {value}, {price} a run.")
+    said, quickest = [], []
+    for family, s in best_of_families(plan, summary).items():
+        name, value = FAMILIES[family], show_value(s.median, plan.metric)
+        price = _price(s.gradients, s.seconds)
+        said.append(f"Best {name}: {s.label}, median {value}, {price} a run.")
+        there = [x for x in summary.methods if x.to_target_gradients is not None]
+        mine = [x for x in there if x.family == family]
+        if mine:
+            first = min(mine, key=lambda x: x.to_target_gradients or 0.0)
+            price = _price(first.to_target_gradients, first.to_target_seconds)
+            quickest.append(f"{first.label} took {price}")
+        else:
+            quickest.append(f"no {name} got there in more than half of its runs")
     if summary.target is not None:
         value = show_value(summary.target.value, plan.metric)
-        quickest = [_quickest(summary, family) for family, s in found.items() if s is not None]
         said.append(f"To {value} ({summary.target.rule}): {'; '.join(quickest)}.")
     return said
-
-
-def _quickest(summary: Summary, family: str) -> str:
-    pool = [s for s in summary.methods if s.family == family and s.to_target_gradients is not None]
-    if not pool:
-        return f"no {_FAMILIES[family]} got there in more than half of its runs"
-    first = min(pool, key=lambda s: s.to_target_gradients or 0.0)
-    return f"{first.label} took {_price(first.to_target_gradients, first.to_target_seconds)}"
 
 
 def _price(gradients: float | None, seconds: float | None) -> str:
@@ -235,7 +200,11 @@ def _trouble(summary: Summary) -> list[str]:
     total = sum(summary.counts.values())
     said = []
     for state in ("diverged", "failed"):
-        hit = [_tally(s, state) for s in summary.methods if s.counts[state]]
+        hit = [
+            f"{s.label} ({s.counts[state]} of {counted(sum(s.counts.values()), 'seed')})"
+            for s in summary.methods
+            if s.counts[state]
+        ]
         if hit:
             said.append(f"{summary.counts[state]} of {total} runs {state}: {_listed(hit)}.")
     if any(s.unstable and s.finished for s in summary.methods):
@@ -246,16 +215,31 @@ def _trouble(summary: Summary) -> list[str]:
     return said
 
 
-def _tally(s: MethodSummary, state: str) -> str:
-    return f"{s.label} ({s.counts[state]} of {counted(sum(s.counts.values()), 'seed')})"
-
-
-def _limits(plan: Plan, runs: Sequence[RunRecord], comparisons: Iterable[Comparison]) -> list[str]:
-    said = rates_notes(plan)
+def _limits(plan: Plan, runs: Sequence[RunRecord], comparisons: Sequence[Comparison]) -> list[str]:
+    """Where learning rates come from, which decides what is compared; tests; and invented data."""
+    said, tuned = [], plan.tuned
+    if len(plan.methods) > 1 and not tuned:
+        said.append(
+            f"Learning rates are {deviations.usual_rates(plan)}, not tuned here: this compares "
+            "settings, not methods."
+        )
+    elif len(plan.methods) > 1 and tuned:
+        cost = deviations.tuning_cost(tuned)
+        said.append(
+            f"Learning rates are the best at {len(tuned.seeds)} other seeds ({cost}); no interval "
+            "counts the luck of that choice."
+        )
+        names = [plan.methods[m].label for m, chosen in tuned.chosen.items() if chosen.edge]
+        if names:
+            beyond = "beyond" if tuned.most > 11 else f"beyond (--tune {tuned.most + 4} --resume)"
+            said.append(
+                f"Best at the lowest or highest of {tuned.most} rates, so a better one may lie "
+                f"{beyond}: {'; '.join(names)}."
+            )
     tested = [c for c in comparisons if c.corrected_p is not None]
     if tested:
         tests = counted(len(tested), "test")
         said.append(f"{tested[0].scale.noun} are paired by seed; {tests}, Holm-corrected.")
-    if is_generated(plan, runs):
+    if deviations.is_generated(plan, runs):
         said.append("The data were generated and say nothing about the real set.")
     return said

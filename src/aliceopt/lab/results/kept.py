@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -21,19 +22,6 @@ from aliceopt.lab.records import ENDED, RecordError, RunRecord, read_found, read
 from aliceopt.lab.spec import LabProblem, Plan, Run
 from aliceopt.lab.typed import FieldError, from_json, to_json
 from aliceopt.lab.writing import replacing
-
-__all__ = [
-    "Added",
-    "Kept",
-    "add",
-    "check_alike",
-    "gather",
-    "kept_line",
-    "mean_seconds",
-    "merged",
-    "read_kept",
-    "write_lines",
-]
 
 Line = dict[str, Any]
 _CURVE = ("epoch", "gradients", "seconds", "loss", "metric")
@@ -103,31 +91,26 @@ class Added:
     again: int
 
 
-def kept_line(plan: Plan, run: RunRecord) -> Kept:
+def _kept(plan: Plan, run: RunRecord) -> Kept:
     """The line of one run that has ended."""
+    where = f"{run.label} seed {run.seed}"
     if run.ran is None:
-        raise RecordError(f"the records of {run.label} seed {run.seed} are of another version")
+        raise RecordError(f"the records of {where} are of another version")
     start, end, config = run.start, run.end or {}, run.ran
     if isinstance(config.problem, LabProblem):  # where the data lay is nobody else's
         data = {k: v for k, v in config.problem.data.items() if k != "root"}
         config = replace(config, problem=replace(config.problem, data=data))
     alone = start.get("sharing", 1) == 1
     evaluations = run.evaluations if alone else [{**e, "seconds": None} for e in run.evaluations]
+    of_run = ("method", "label", "seed", "status", "final", "gradients")
     line = {
         "id": "",
         "experiment": plan.name,
-        "scale": plan.scale,
-        "method": run.method,
-        "label": run.label,
-        "seed": run.seed,
+        **{name: getattr(plan, name) for name in ("scale", "metric", "better")},
+        **{name: getattr(run, name) for name in of_run},
         "precision": config.training.precision,
-        "status": run.status,
-        "metric": plan.metric,
-        "better": plan.better,
-        "final": run.final,
         "best": end.get("best"),
         "steps": end.get("step"),
-        "gradients": run.gradients,
         "seconds": round(run.seconds, 3) if alone else None,
         "date": start.get("time"),
         **{name: start.get(name) for name in ("device", "versions", "parameters", "data")},
@@ -135,7 +118,16 @@ def kept_line(plan: Plan, run: RunRecord) -> Kept:
         "curve": _columns(evaluations, _CURVE)
         | {"training": _columns(run.training, ("epoch", "loss", "lr"))},
     }
-    return _read(line, f"{run.label} seed {run.seed}")
+    return _read(line, where)
+
+
+def _columns(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """Of six digits, which no curve needs more of."""
+
+    def short(value: Any) -> Any:
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    return {name: [short(event.get(name)) for event in events] for name in names}
 
 
 def check_alike(lines: Iterable[Kept]) -> None:
@@ -159,15 +151,6 @@ def mean_seconds(lines: Iterable[Kept]) -> float | None:
     return fmean(known) if known else None
 
 
-def _columns(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    return {name: [_short(event.get(name)) for event in events] for name in names}
-
-
-def _short(value: Any) -> Any:
-    """Six digits, which no curve needs more of."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 def gather(source: Path) -> tuple[list[Kept], list[str]]:
     """The lines of a folder of records or of a file of lines, and the runs that have no end.
 
@@ -188,7 +171,7 @@ def gather(source: Path) -> tuple[list[Kept], list[str]]:
         )
     ended = [run for run in runs if run.status in ENDED]
     left = [f"{run.label} seed {run.seed} ({run.status})" for run in runs if run not in ended]
-    return [kept_line(plan, run) for run in ended], left
+    return [_kept(plan, run) for run in ended], left
 
 
 def add(lines: Sequence[Kept], folder: Path, *, overwrite: bool = False) -> list[Added]:
@@ -203,8 +186,9 @@ def add(lines: Sequence[Kept], folder: Path, *, overwrite: bool = False) -> list
         path = folder / f"{name}.jsonl"
         there, mine = read_kept(path), [line for line in lines if line.experiment == name]
         files.append(merged(to_json(there), to_json(mine), path, overwrite, _end))
+    place = itemgetter("scale", "method", "precision", "seed", "id")
     for content, told in files:
-        write_lines(told.path, sorted(content, key=_place))
+        write_lines(told.path, sorted(content, key=place))
     return [told for _, told in files]
 
 
@@ -255,10 +239,6 @@ def write_lines(path: Path, lines: Iterable[Line]) -> None:
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
-
-
-def _place(line: Line) -> tuple[Any, ...]:
-    return (line["scale"], line["method"], line["precision"], line["seed"], line["id"])
 
 
 def read_kept(path: Path) -> list[Kept]:

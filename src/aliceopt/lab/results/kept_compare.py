@@ -2,23 +2,36 @@
 
 A rate is chosen at `TUNING_SEED` alone, and the differences are those of the other seeds, paired: a
 rate that was lucky at the seed it was chosen at gains nothing by it.
+
+An experiment's file may change after runs were kept, and runs are kept of what was tried on the
+way. Only runs of the same settings are compared; the others say in what they differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+from aliceopt.lab.plan import PlanError, experiment_plan
 from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.filed import as_filed
 from aliceopt.lab.results.kept import Kept, check_alike, mean_seconds, read_kept
-from aliceopt.lab.results.numbers import MINUS, decimals, show_count, show_seconds, signed
+from aliceopt.lab.results.numbers import (
+    MINUS,
+    NONE,
+    decimals,
+    show_count,
+    show_seconds,
+    show_share,
+    signed,
+)
 from aliceopt.lab.results.paired import ALPHA, Paired
+from aliceopt.lab.spec import Run
 from aliceopt.lab.study import TUNING_SEED
-
-__all__ = ["HEAD", "PLACES", "Compared", "compare", "compare_kept", "difference"]
+from aliceopt.lab.typed import to_json
 
 PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
 """Decimals of a final metric, and at least of a difference."""
@@ -52,7 +65,7 @@ class Compared:
     def cells(self) -> tuple[str, ...]:
         """The row of a table, below `HEAD`."""
         finals = self.finals
-        seeds = str(len(self.runs)) if len(finals) == len(self.runs) else self._lost(len(finals))
+        seeds = show_share(len(finals), len(self.runs))
         return (
             self.label,
             f"{self.rate:g}{' (edge)' if self.at_edge else ''}",
@@ -62,9 +75,6 @@ class Compared:
             show_count(fmean(line.gradients for line in self.runs.values())),
             show_seconds(mean_seconds(self.runs.values())),
         )
-
-    def _lost(self, finished: int) -> str:
-        return f"{finished} of {len(self.runs)}"
 
 
 HEAD = ("method", "lr", "seeds", "final", "difference", "gradients", "seconds")
@@ -77,7 +87,7 @@ def difference(paired: Paired | None, metric: str, level: float = ALPHA) -> str:
     ('+0.20 \u00b1 1.27', '+0.10')
     """
     if paired is None:
-        return "\u2013"
+        return NONE
     places, half = PLACES[metric], None
     if len(paired.differences) > 1:
         half = paired.half_width(level)
@@ -85,6 +95,40 @@ def difference(paired: Paired | None, metric: str, level: float = ALPHA) -> str:
     mean = signed(paired.mean, places)
     said = mean if mean.startswith(MINUS) else f"+{mean}"
     return said if half is None else f"{said} \u00b1 {half:.{places}f}"
+
+
+def as_filed(lines: Sequence[Kept]) -> list[Kept]:
+    """Those without `changes`."""
+    return [line for line in lines if not changes(line)]
+
+
+def changes(line: Kept) -> list[str]:
+    """A kept run's problem, options and schedule where they are not the filed ones.
+
+    Like ``max_grad_norm 1.0``, or ``no max_grad_norm``. A learning rate behind the method's name,
+    ``adamw@1e-3``, is no change.
+    """
+    filed = _filed(line.experiment, line.scale, line.method)
+    if filed is None:
+        return ["no longer filed"]
+    mine = _named(line.config)
+    names = [name for name in {**filed, **mine} if mine.get(name) != filed.get(name)]
+    return [f"{name} {mine[name]}" if name in mine else f"no {name}" for name in names]
+
+
+@cache
+def _filed(experiment: str, scale: str, method: str) -> dict[str, Any] | None:
+    try:
+        plan = experiment_plan(experiment, scale, methods=[method], read=False, check=False)
+    except PlanError:
+        return None
+    return _named(plan.run(plan.runs[0]))
+
+
+def _named(run: Run) -> dict[str, Any]:
+    """The settings of a run that make it another one, by name."""
+    course = {"steps": run.training.steps, "schedule": to_json(run.training.schedule)}
+    return {"optimizer": run.optimizer, **run.options, **course, **to_json(run.problem)}
 
 
 def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -> list[Compared]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import RecordError, Records, RunRecord
-from aliceopt.lab.results.filed import as_filed
 from aliceopt.lab.results.kept import Kept, check_alike, read_kept
+from aliceopt.lab.results.kept_compare import as_filed
 from aliceopt.lab.typed import to_json
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.compression_table import as_table
-from aliceopt.lab.results.filed import changes
 from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
+from aliceopt.lab.results.kept_compare import changes
 from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
-from aliceopt.lab.results.numbers import decimals, show_count, show_seconds
+from aliceopt.lab.results.numbers import NONE, decimals, show_count, show_seconds, show_share
 from aliceopt.lab.results.paired import Paired
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-__all__ = ["kept_rows", "mean_and_half", "print_kept"]
+from aliceopt.lab.terminal import new_table
 
 _SHARED = ("experiment", "scale", "device", "method", "precision", "metric", "better")
 
@@ -44,12 +43,13 @@ def kept_rows(lines: Sequence[Kept]) -> list[dict[str, Any]]:
     """
     groups: dict[tuple[str, ...], list[Kept]] = {}
     for line in lines:
-        groups.setdefault(_alike(line), []).append(line)
+        shared = (getattr(line, name) for name in _SHARED)
+        groups.setdefault((*shared, line.settings_digest()), []).append(line)
     rows = []
     for group in groups.values():
         one = group[0]
+        finals = [line.final for line in group if line.final is not None]
         done = [line for line in group if line.final is not None]
-        finals = [line.final for line in done if line.final is not None]
         mean, half = mean_and_half(finals) if finals else (None, None)
         rows.append(
             {
@@ -66,19 +66,16 @@ def kept_rows(lines: Sequence[Kept]) -> list[dict[str, Any]]:
     return rows
 
 
-def _alike(line: Kept) -> tuple[str, ...]:
-    """What runs of one row share; at the end a name of their settings."""
-    return (*(getattr(line, name) for name in _SHARED), line.settings_digest())
-
-
 def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
     """A table for every experiment, scale and device."""
-    from rich.text import Text
-
     paths = sorted(folder.glob(f"{experiment or '*'}.jsonl"))
     pruned = [path for path in paths if path.name.startswith(PREFIX)]
     for path in pruned:
-        _print_compression(path, console)
+        for title, compared, said in kept_tables(path):
+            console.print(title, style="bold", markup=False)
+            console.print(as_table(compared))
+            for sentence in said:
+                console.print(sentence, markup=False)
     lines = [line for path in paths if path not in pruned for line in read_kept(path)]
     if pruned and not lines:
         return
@@ -106,14 +103,6 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
     )
 
 
-def _print_compression(path: Path, console: Console) -> None:
-    for title, rows, said in kept_tables(path):
-        console.print(title, style="bold", markup=False)
-        console.print(as_table(rows))
-        for line in said:
-            console.print(line, markup=False)
-
-
 def _by_rate(line: Kept) -> tuple[Any, ...]:
     """Methods by name, and each by its learning rate as a number."""
     rate = line.config.options.get("lr") or 0.0
@@ -121,23 +110,23 @@ def _by_rate(line: Kept) -> tuple[Any, ...]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    from rich.text import Text
-
-    from aliceopt.lab.terminal import new_table
-
     table = new_table("method", "seeds", "mean", "gradients", "seconds", "precision")
     for row in rows:
-        whole = row["finished"] == row["seeds"]
-        seeds = str(row["seeds"]) if whole else f"{row['finished']} of {row['seeds']}"
-        costs = show_count(row["gradients"]), show_seconds(row["seconds"])
-        table.add_row(Text(row["label"]), seeds, show_mean(row), *costs, row["precision"])
+        table.add_row(
+            Text(row["label"]),
+            show_share(row["finished"], row["seeds"]),
+            show_mean(row),
+            show_count(row["gradients"]),
+            show_seconds(row["seconds"]),
+            row["precision"],
+        )
     return table
 
 
 def show_mean(row: dict[str, Any]) -> str:
     """Like 93.41 \u00b1 0.12; without a spread for one seed, and a dash for none."""
     if row["mean"] is None:
-        return "\u2013"
+        return NONE
     if row["half"] is None:
         return f"{row['mean']:.2f}" if row["metric"] == "accuracy" else f"{row['mean']:.4g}"
     places = max(2 if row["metric"] == "accuracy" else 0, decimals(row["half"]))

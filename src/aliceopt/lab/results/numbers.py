@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "MINUS",
-    "show_count",
-    "show_difference",
-    "show_percent",
-    "show_range",
-    "show_seconds",
-    "show_times",
-    "show_value",
-    "signed",
-    "unit",
-]
-
 MINUS = "\u2212"
+NONE = "\u2013"
+"""Where there is no number."""
 
 
 def show_value(value: float | None, metric: str) -> str:
@@ -27,7 +16,7 @@ def show_value(value: float | None, metric: str) -> str:
     ('98.61%', '0.04123', '21.83')
     """
     if value is None:
-        return "\u2013"
+        return NONE
     if metric == "accuracy":
         return f"{value:.2f}%"
     return f"{value:.4g}".replace("-", MINUS)
@@ -51,21 +40,15 @@ def signed(value: float, places: int) -> str:
     return f"{MINUS}{text[1:]}" if text.startswith("-") and float(text) != 0 else text.lstrip("-")
 
 
-def show_range(low: float, high: float, places: int | None = None) -> str:
-    """``0.1 to 0.7``."""
-    places = decimals((high - low) / 2) if places is None else places
-    return f"{signed(low, places)} to {signed(high, places)}"
-
-
-def show_difference(mean: float, low: float, high: float, metric: str) -> str:
+def show_difference(metric: str, mean: float, low: float, high: float) -> str:
     """A difference with its interval.
 
-    >>> show_difference(0.4, 0.1, 0.7, "accuracy")
+    >>> show_difference("accuracy", 0.4, 0.1, 0.7)
     '0.4 points (95% interval 0.1 to 0.7)'
     """
     places = _places(1, mean, low, high)
-    interval = show_range(low, high, places)
-    return f"{signed(mean, places)} {unit(metric)} (95% interval {interval})"
+    said, *ends = (signed(value, places) for value in (mean, low, high))
+    return f"{said} {unit(metric)} (95% interval {' to '.join(ends)})"
 
 
 def show_percent(mean: float, *ends: float) -> list[str]:
@@ -107,7 +90,17 @@ def _places(least: int, mean: float, low: float, high: float) -> int:
 
 def show_count(count: float | None) -> str:
     """Gradient evaluations, with thousands separated; a dash where there is none."""
-    return "\u2013" if count is None else f"{count:,.0f}"
+    return NONE if count is None else f"{count:,.0f}"
+
+
+def show_rate(rate: float | None) -> str:
+    """A learning rate to three digits; a dash where there is none."""
+    return NONE if rate is None else f"{rate:.3g}"
+
+
+def show_share(part: int, whole: int) -> str:
+    """``3`` if it is all of them, else ``2 of 3``."""
+    return str(whole) if part == whole else f"{part} of {whole}"
 
 
 def show_seconds(seconds: float | None) -> str:
@@ -117,7 +110,7 @@ def show_seconds(seconds: float | None) -> str:
     ('0.46 s', '12.6 min', '2.5 h')
     """
     if seconds is None:
-        return "\u2013"
+        return NONE
     for size, name in ((3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {name}"

@@ -32,16 +32,14 @@ from statistics import fmean
 from aliceopt.claims import CLAIMS
 from aliceopt.claims.registry import VERDICTS
 from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.filed import as_filed
-from aliceopt.lab.results.kept import mean_seconds, read_kept
-from aliceopt.lab.results.kept_compare import HEAD, PLACES, Compared, compare_kept, difference
+from aliceopt.lab.results import kept_compare
+from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
+from aliceopt.lab.results.kept_compare import Compared, difference
 from aliceopt.lab.results.kept_compression import page_kinds
 from aliceopt.lab.results.kept_records import kept_records
 from aliceopt.lab.results.numbers import MINUS, show_seconds, signed
 from aliceopt.lab.results.reproduced import judged
 from aliceopt.lab.results.table import method_cells, method_rows
-
-__all__ = ["fill"]
 
 _PLACE = re.compile(r"(<!-- results: (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
 
@@ -70,7 +68,7 @@ def fill(text: str, folder: Path) -> str:
 
 def _rows(folder: Path, name: str, to: str = "adamw") -> list[Compared]:
     experiment, _, scale = name.partition("/")
-    return compare_kept(folder, experiment, scale or "lab", to)
+    return kept_compare.compare_kept(folder, experiment, scale or "lab", to)
 
 
 def _row(folder: Path, name: str, method: str, to: str = "adamw") -> Compared:
@@ -80,8 +78,14 @@ def _row(folder: Path, name: str, method: str, to: str = "adamw") -> Compared:
     return rows[method]
 
 
+def _lines(folder: Path, name: str) -> list[Kept]:
+    experiment, _, scale = name.partition("/")
+    lines = read_kept(folder / f"{experiment}.jsonl")
+    return [line for line in lines if line.scale == (scale or "lab")]
+
+
 def _table(folder: Path, name: str, to: str = "adamw") -> str:
-    return _markdown(HEAD, [row.cells() for row in _rows(folder, name, to)])
+    return _markdown(kept_compare.HEAD, [row.cells() for row in _rows(folder, name, to)])
 
 
 def _difference(folder: Path, name: str, method: str, to: str = "adamw") -> str:
@@ -103,24 +107,20 @@ def _final(folder: Path, name: str, method: str) -> str:
 
 
 def _mean(folder: Path, name: str, method: str) -> str:
-    experiment, _, scale = name.partition("/")
-    lines = as_filed(read_kept(folder / f"{experiment}.jsonl"))
-    mine = [x for x in lines if (x.method, x.scale) == (method, scale or "lab")]
-    finals = [x.final for x in mine if x.final is not None]
+    lines = kept_compare.as_filed(_lines(folder, name))
+    mine = [line for line in lines if line.method == method]
+    finals = [line.final for line in mine if line.final is not None]
     if not mine or len(finals) < len(mine):
         raise RecordError(f"no kept run of {method!r} of {name!r}, or one that diverged")
-    return signed(fmean(finals), PLACES[mine[0].metric])
+    return signed(fmean(finals), kept_compare.PLACES[mine[0].metric])
 
 
 def _seconds(folder: Path, name: str, method: str) -> str:
-    runs = _row(folder, name, method).runs.values()
-    return show_seconds(mean_seconds(runs))
+    return show_seconds(mean_seconds(_row(folder, name, method).runs.values()))
 
 
 def _runs(folder: Path, name: str) -> str:
-    experiment, _, scale = name.partition("/")
-    lines = read_kept(folder / f"{experiment}.jsonl")
-    lines = [line for line in lines if line.scale == (scale or "lab")]
+    lines = _lines(folder, name)
     if not lines:
         raise RecordError(f"no results of {name!r} in {str(folder)!r}")
     return str(len(lines))
@@ -131,7 +131,9 @@ def _paper(folder: Path, name: str) -> str:
     experiment, _, scale = name.partition("/")
     records = kept_records(folder / f"{experiment}.jsonl", experiment, scale or "lab")
     head = ("method", "ours: min / median / max", "the paper's", "seeds", "gradients", "time")
-    return _markdown(head, method_cells(method_rows(records.plan, records.runs), records.plan.metric))
+    return _markdown(
+        head, method_cells(method_rows(records.plan, records.runs), records.plan.metric)
+    )
 
 
 def _verdicts(folder: Path, form: str) -> str:

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from aliceopt.claims.registry import Training, Verdict
 from aliceopt.lab.plan import experiment_plan
-from aliceopt.lab.results.filed import as_filed
 from aliceopt.lab.results.kept import Kept, read_kept
-from aliceopt.lab.results.kept_compare import difference
+from aliceopt.lab.results.kept_compare import as_filed, difference
 from aliceopt.lab.results.paired import ALPHA, Paired, holm
 from aliceopt.lab.words import counted
 
@@ -99,9 +98,7 @@ def _by_pairs(training: Training, lines: Sequence[Kept]) -> tuple[Verdict, str]:
     return ("reproduced" if min(signs) > 0 else "cannot tell"), said
 
 
-def _difference(
-    pair: tuple[str, str], runs: Mapping[str, Mapping[int, Kept]]
-) -> Difference | None:
+def _difference(pair: tuple[str, str], runs: Mapping[str, Mapping[int, Kept]]) -> Difference | None:
     """The pair's, in the direction that is better; None without a common seed."""
     first, second = (runs[name] for name in pair)
     metric = next(iter(first.values())).metric
@@ -131,5 +128,5 @@ def _by_exponents(lines: Sequence[Kept]) -> tuple[Verdict, str]:
     )
     if above or low > 2 + NEAR_TWO or high < 2 - NEAR_TWO:
         return "not reproduced", said
-    near = 2 - NEAR_TWO <= low and high <= 2 + NEAR_TWO
+    near = low >= 2 - NEAR_TWO and high <= 2 + NEAR_TWO
     return ("reproduced" if near and not unsure else "cannot tell"), said

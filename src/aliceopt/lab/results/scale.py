@@ -65,21 +65,24 @@ class Scale:
         """The same as text, with so many decimals if it is a difference."""
         return show_times(_exp(gain), least=2) if self.ratio else signed(gain, places)
 
-    def said(self, gain: float) -> str:
-        """``better by 0.4 points``, ``12% lower in loss`` or ``1.8 times lower in loss``."""
-        if self.ratio:
-            return self._times(gain, [])[0]
-        return f"{'better' if gain > 0 else 'worse'} by {self.size(gain)}"
+    def said(self, gain: float, *ends: float) -> str:
+        """``better by 0.4 points``, ``12% lower in loss`` or ``1.8 times lower in loss``.
 
-    def said_with(self, gain: float, low: float, high: float) -> str:
-        """The same with an interval, ``(95% interval 1.2 to 2.7)``, that leaves out no gain."""
-        side = 1 if gain > 0 else -1
-        near, far = sorted((side * low, side * high))
-        if self.ratio:
-            how, interval = self._times(gain, [near, far])
-            return f"{how} (95% interval {interval})"
-        word = "better" if gain > 0 else "worse"
-        return f"{word} by {show_difference(abs(gain), near, far, self.metric)}"
+        With the ends of an interval that leaves out no gain: ``... (95% interval 1.2 to 2.7)``.
+        """
+        lower = gain > 0
+        sizes = [abs(gain), *sorted(end if lower else -end for end in ends)]
+        if not self.ratio:
+            size = show_difference(self.metric, *sizes) if ends else self.size(gain)
+            return f"{'better' if lower else 'worse'} by {size}"
+        if max(sizes) >= _FACTOR:
+            mean, *interval = (show_times(_exp(size)) for size in sizes)
+            mean = f"{mean} times"
+        else:  # 10% lower is a ratio of 1 to 0.9, 10% higher of 1.1 to 1
+            shares = [-math.expm1(-size) if lower else math.expm1(size) for size in sizes]
+            mean, *interval = show_percent(*(100 * share for share in shares))
+        said = f"{mean} {'lower' if lower else 'higher'} in {self.metric}"
+        return f"{said} (95% interval {' to '.join(interval)})" if ends else said
 
     def size(self, gain: float) -> str:
         """On either side: ``0.5 points``, ``12% in loss`` or ``a factor of 3.0 in loss``."""
@@ -108,18 +111,6 @@ class Scale:
     def noun(self) -> str:
         """What is taken of two results."""
         return "Ratios" if self.ratio else "Differences"
-
-    def _times(self, gain: float, ends: list[float]) -> tuple[str, str]:
-        """``1.8 times lower in loss`` and its interval; in percent if all of it is small."""
-        word = "lower" if gain > 0 else "higher"
-        sizes = [abs(gain), *ends]
-        if max(sizes) >= _FACTOR:
-            mean, *interval = (show_times(_exp(size)) for size in sizes)
-            return f"{mean} times {word} in {self.metric}", " to ".join(interval)
-        of_lower = gain > 0  # 10% lower is a ratio of 1 to 0.9, 10% higher of 1.1 to 1
-        percent = [100 * (-math.expm1(-s) if of_lower else math.expm1(s)) for s in sizes]
-        mean, *interval = show_percent(*percent)
-        return f"{mean} {word} in {self.metric}", " to ".join(interval)
 
 
 def scale_of(plan: Plan, results: Iterable[float]) -> Scale:

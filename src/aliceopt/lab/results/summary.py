@@ -10,17 +10,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aliceopt.lab.records import RunRecord, Status
-from aliceopt.lab.results.describe import precision_note
-from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.spec import Plan
-from aliceopt.lab.words import counted
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 __all__ = [
     "MethodSummary",
@@ -28,15 +21,11 @@ __all__ = [
     "Target",
     "best_method",
     "choose_target",
-    "describe_counts",
-    "describe_finished",
     "finals",
-    "outcome",
-    "print_summary",
-    "reason",
     "summarize",
 ]
 
+FAMILIES = {"alice": "Alice", "baseline": "baseline"}
 _STATES: tuple[Status, ...] = ("finished", "diverged", "failed", "interrupted", "missing")
 _JUDGED = ("finished", "diverged", "failed")
 
@@ -185,13 +174,8 @@ def best_method(
     others finished do not count.
     """
     sign = 1 if plan.better == "higher" else -1
-    pool = [
-        s
-        for s in summary.methods
-        if s.median is not None
-        and family in (None, s.family)
-        and (among is None or s.method in among)
-    ]
+    pool = [s for s in summary.methods if s.median is not None and family in (None, s.family)]
+    pool = [s for s in pool if among is None or s.method in among]
     most = max((s.finished for s in pool), default=0)
     return max(
         (s for s in pool if 2 * s.finished >= most),
@@ -200,19 +184,21 @@ def best_method(
     )
 
 
+def best_of_families(plan: Plan, summary: Summary) -> dict[str, MethodSummary]:
+    """The `best_method` of every family that has one."""
+    found = {family: best_method(plan, summary, family) for family in FAMILIES}
+    return {family: s for family, s in found.items() if s is not None}
+
+
 def _summarize_method(
     plan: Plan, method: str, runs: Sequence[RunRecord], target: Target | None
 ) -> MethodSummary:
     about = plan.methods[method]
     done = [run for run in runs if outcome(run) == "finished"]
     values = [run.final for run in done if run.final is not None]
-    crossings = [_first_beyond(run, target, plan.better) for run in runs]
-    reached = [c for c in crossings if c is not None]
-    judged = [
-        c if c is not None else (math.inf, math.inf)
-        for run, c in zip(runs, crossings, strict=True)
-        if c is not None or outcome(run) in _JUDGED
-    ]
+    costs = [(run, _first_beyond(run, target, plan.better)) for run in runs]
+    never = (math.inf, math.inf)
+    judged = [cost or never for run, cost in costs if cost or outcome(run) in _JUDGED]
     return MethodSummary(
         method=method,
         label=about.label,
@@ -224,7 +210,7 @@ def _summarize_method(
         high=max(values, default=None),
         gradients=_median([run.gradients for run in done]),
         seconds=_median([run.seconds for run in done]),
-        reached=len(reached),
+        reached=sum(cost is not None for _, cost in costs),
         judged=len(judged),
         to_target_gradients=_median([gradients for gradients, _ in judged]),
         to_target_seconds=_median([seconds for _, seconds in judged]),
@@ -247,75 +233,6 @@ def _first_beyond(run: RunRecord, target: Target | None, better: str) -> tuple[f
 def _median(values: Sequence[float]) -> float | None:
     middle = median(values) if values else math.inf
     return middle if math.isfinite(middle) else None
-
-
-def print_summary(plan: Plan, runs: Sequence[RunRecord], console: Console) -> None:
-    """The table of results and the finding, for a terminal."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    from aliceopt.lab.results.finding import find
-
-    summary = summarize(plan, runs)
-    metric, seeds = plan.metric, counted(len(plan.seeds), "seed")
-    judged = f"Final validation {metric} over {seeds} ({plan.better} is better)"
-    console.print(Text(f"{judged}; costs are medians"))
-    console.print(_table(plan, summary, console.width))
-    console.print(Text(precision_note(plan, runs)), style="dim")
-    if summary.target is not None:
-        value = show_value(summary.target.value, metric)
-        console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")
-    finding = find(plan, runs, summary)
-    console.print(Padding(Text(finding.decision, style="bold"), (1, 0)))
-    if finding.worth:
-        console.print(Text(finding.worth + "\n"))
-    if finding.lines:
-        console.print(Text(finding.lines + "\n"), soft_wrap=True)
-    for said in finding.bullets:
-        bullet = Table.grid(padding=(0, 1, 0, 0))
-        bullet.add_row("-", Text(said))
-        console.print(bullet)
-
-
-def _table(plan: Plan, summary: Summary, width: int) -> Table:
-    from rich.text import Text
-
-    from aliceopt.lab.terminal import new_table
-
-    wide = width >= 112
-    best = best_method(plan, summary)
-    costs = ["grads", "time", "time to\ntarget"]
-    if wide:
-        costs = ["gradients", "time", "gradients\nto target", "time\nto target"]
-    table = new_table("method", "rate", "min", "median", "max", *costs, space=int(wide))
-    if wide:
-        table.add_column("finished")
-    family = None
-    for s in summary.methods:
-        if family not in (None, s.family):
-            table.add_section()
-        family = s.family
-        style = "bold" if best is not None and s.method == best.method else ""
-        total = sum(s.counts.values())
-        short = wide or s.finished == total
-        name = s.label if short else f"{s.label} ({s.finished} of {total})"
-        finished = [describe_finished(s)] if wide else []
-        table.add_row(Text(name), *_cells(plan, s, wide), *finished, style=style)
-    return table
-
-
-def _cells(plan: Plan, s: MethodSummary, wide: bool) -> list[str]:
-    """Learning rate, results and costs, as text."""
-    rate = plan.methods[s.method].lr
-    return [
-        "\u2013" if rate is None else f"{rate:.3g}",
-        *(show_value(v, plan.metric) for v in (s.low, s.median, s.high)),
-        show_count(s.gradients),
-        show_seconds(s.seconds),
-        *([show_count(s.to_target_gradients)] if wide else []),
-        show_seconds(s.to_target_seconds),
-    ]
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

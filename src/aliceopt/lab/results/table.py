@@ -1,7 +1,7 @@
-"""``aliceopt table``: our results beside the paper's, with what they cost.
+"""Results for a terminal: a study with its finding; an experiment beside the paper's numbers.
 
-The rows are plain records; a terminal gets them as a table. Whether the two columns may be
-compared is said below it.
+The rows of ``aliceopt table`` are plain records. Whether its two columns may be compared is said
+below it.
 """
 
 from __future__ import annotations
@@ -11,32 +11,97 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from aliceopt.lab.records import RecordError, Records, RunRecord
-from aliceopt.lab.results.describe import precision_note
-from aliceopt.lab.results.deviations import lost, remark, setting, title_of
-from aliceopt.lab.results.numbers import show_count, show_seconds
-from aliceopt.lab.results.summary import describe_counts, outcome, summarize
+from aliceopt.lab.results import deviations
+from aliceopt.lab.results.finding import find
+from aliceopt.lab.results.numbers import (
+    NONE,
+    show_count,
+    show_rate,
+    show_seconds,
+    show_share,
+    show_value,
+)
+from aliceopt.lab.results.summary import (
+    Summary,
+    best_method,
+    describe_counts,
+    describe_finished,
+    outcome,
+    summarize,
+)
 from aliceopt.lab.spec import Plan
+from aliceopt.lab.terminal import new_table
+from aliceopt.lab.words import counted
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-__all__ = [
-    "block_rows",
-    "check_begun",
-    "experiment_table",
-    "method_rows",
-    "print_table",
-    "unique_labels",
-]
+__all__ = ["block_rows", "experiment_table", "method_rows", "print_summary", "print_table"]
 
 Row = dict[str, Any]
-NONE = "\u2013"
 _NEAR = 0.2  # an exponent this close to 2 is near 2
 _WIDE = 96  # columns of a terminal with room for spaces between numbers
+_WIDER = 112  # and with room for all costs of a study
+
+
+def print_summary(plan: Plan, runs: Sequence[RunRecord], console: Console) -> None:
+    """The table of results and the finding, for a terminal."""
+    summary = summarize(plan, runs)
+    metric, seeds = plan.metric, counted(len(plan.seeds), "seed")
+    judged = f"Final validation {metric} over {seeds} ({plan.better} is better)"
+    console.print(Text(f"{judged}; costs are medians"))
+    console.print(_summary_table(plan, summary, wide=console.width >= _WIDER))
+    console.print(Text(deviations.precision_note(plan, runs)), style="dim")
+    if summary.target is not None:
+        value = show_value(summary.target.value, metric)
+        console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")
+    finding = find(plan, runs, summary)
+    console.print(Padding(Text(finding.decision, style="bold"), (1, 0)))
+    if finding.worth:
+        console.print(Text(finding.worth + "\n"))
+    if finding.lines:
+        console.print(Text(finding.lines + "\n"), soft_wrap=True)
+    for said in finding.bullets:
+        bullet = Table.grid(padding=(0, 1, 0, 0))
+        bullet.add_row("-", Text(said))
+        console.print(bullet)
+
+
+def _summary_table(plan: Plan, summary: Summary, *, wide: bool) -> Table:
+    best = best_method(plan, summary)
+    costs = ["grads", "time", "time to\ntarget"]
+    if wide:
+        costs = ["gradients", "time", "gradients\nto target", "time\nto target"]
+    table = new_table("method", "rate", "min", "median", "max", *costs, space=int(wide))
+    if wide:
+        table.add_column("finished")
+    family = None
+    for s in summary.methods:
+        if family not in (None, s.family):
+            table.add_section()
+        family = s.family
+        total = sum(s.counts.values())
+        whole = wide or s.finished == total
+        table.add_row(
+            Text(s.label if whole else f"{s.label} ({s.finished} of {total})"),
+            show_rate(plan.methods[s.method].lr),
+            *(show_value(v, plan.metric) for v in (s.low, s.median, s.high)),
+            show_count(s.gradients),
+            show_seconds(s.seconds),
+            *([show_count(s.to_target_gradients)] if wide else []),
+            show_seconds(s.to_target_seconds),
+            *([describe_finished(s)] if wide else []),
+            style="bold" if best is not None and s.method == best.method else "",
+        )
+    return table
+
+
+# ---- experiments -------------------------------------------------------------------------------
 
 
 def check_begun(records: Records) -> None:
@@ -57,14 +122,14 @@ def experiment_table(records: Records) -> dict[str, Any]:
     plan, runs = records.plan, records.runs
     return {
         "experiment": plan.name,
-        "title": title_of(plan, runs),
+        "title": deviations.title_of(plan, runs),
         "metric": plan.metric,
         "better": plan.better,
-        "setting": setting(plan, runs),
+        "setting": deviations.setting(plan, runs),
         "reference": plan.reference,
-        "precision": precision_note(plan, runs),
-        "remark": remark(plan, runs),
-        "lost": lost(runs),
+        "precision": deviations.precision_note(plan, runs),
+        "remark": deviations.remark(plan, runs),
+        "lost": deviations.lost(runs),
         "rows": method_rows(plan, runs),
         "blocks": block_rows(runs),
     }
@@ -76,23 +141,21 @@ def method_rows(plan: Plan, runs: Sequence[RunRecord]) -> list[Row]:
     Ours are over finished seeds, at the end of the schedule; None where none finished.
     ``gradients`` and ``seconds`` are medians of a finished run.
     """
-    rows, labels = [], unique_labels(plan)
-    for s in summarize(plan, runs).methods:
-        paper = plan.paper.get(s.method)
-        rows.append(
-            {
-                "method": s.method,
-                "label": labels[s.method],
-                "ours": None if s.median is None else [s.low, s.median, s.high],
-                "finished": s.finished,
-                "planned": sum(s.counts.values()),
-                "status": describe_counts(s.counts),
-                "paper": paper,
-                "gradients": s.gradients,
-                "seconds": s.seconds,
-            }
-        )
-    return rows
+    labels = unique_labels(plan)
+    return [
+        {
+            "method": s.method,
+            "label": labels[s.method],
+            "ours": None if s.median is None else [s.low, s.median, s.high],
+            "finished": s.finished,
+            "planned": sum(s.counts.values()),
+            "status": describe_counts(s.counts),
+            "paper": plan.paper.get(s.method),
+            "gradients": s.gradients,
+            "seconds": s.seconds,
+        }
+        for s in summarize(plan, runs).methods
+    ]
 
 
 def unique_labels(plan: Plan) -> dict[str, str]:
@@ -100,27 +163,22 @@ def unique_labels(plan: Plan) -> dict[str, str]:
 
     Where options do not tell them apart, their keys do.
     """
-    sharing: dict[str, list[str]] = {}
+    sharing: dict[str, dict[str, Mapping[str, Any]]] = {}
     for key, method in plan.methods.items():
-        sharing.setdefault(method.label, []).append(key)
-    labels = {}
-    for key, method in plan.methods.items():
-        others = sharing[method.label]
-        said = _apart({other: plan.methods[other].options for other in others})
-        labels[key] = f"{method.label}, {said[key]}" if len(others) > 1 else method.label
+        sharing.setdefault(method.label, {})[key] = method.options
+    labels = {key: method.label for key, method in plan.methods.items()}
+    for label, options in sharing.items():
+        names = dict.fromkeys(name for mine in options.values() for name in mine)
+        pairs = list(pairwise(options.values()))
+        differ = [n for n in names if any(a.get(n) != b.get(n) for a, b in pairs)]
+        said = {
+            key: ", ".join(f"{name} {mine[name]}" for name in differ if name in mine)
+            for key, mine in options.items()
+        }
+        times = Counter(said.values())
+        for key, text in said.items() if len(options) > 1 else ():
+            labels[key] = f"{label}, {text if text and times[text] == 1 else key}"
     return labels
-
-
-def _apart(options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """By key, the options that not all have alike; the key itself where two would say the same."""
-    names = dict.fromkeys(name for mine in options.values() for name in mine)
-    differ = [n for n in names if any(a.get(n) != b.get(n) for a, b in pairwise(options.values()))]
-    said = {
-        key: ", ".join(f"{name} {mine[name]}" for name in differ if name in mine)
-        for key, mine in options.items()
-    }
-    times = Counter(said.values())
-    return {key: text if text and times[text] == 1 else key for key, text in said.items()}
 
 
 def block_rows(runs: Sequence[RunRecord]) -> list[Row]:
@@ -141,14 +199,15 @@ def block_rows(runs: Sequence[RunRecord]) -> list[Row]:
     for name in names:
         first = _over_seeds([series[0] for series in measured], name)
         last = _over_seeds([series[common] for series in measured], name)
-        final = name == names[-1]
+        final, p = name == names[-1], last["exponent"]
+        most = p if last["high"] is None else last["high"]
         rows.append(
             {
                 "block": name,
                 "first": first,
                 "last": last,
                 "expected": "near 2" if final else "below 2",
-                "as_expected": _as_expected(last, final=final),
+                "as_expected": None if p is None else abs(p - 2) <= _NEAR if final else most < 2,
                 "seeds": len(measured),
             }
         )
@@ -170,18 +229,8 @@ def _over_seeds(events: Sequence[Mapping[str, Any]], name: str) -> Row:
     }
 
 
-def _as_expected(last: Row, *, final: bool) -> bool | None:
-    p: float | None = last["exponent"]
-    if p is None:
-        return None
-    most: float = p if last["high"] is None else last["high"]
-    return abs(p - 2) <= _NEAR if final else most < 2
-
-
 def print_table(records: Records, console: Console) -> None:
     """The table for a terminal, with the setting above and the remark below."""
-    from rich.text import Text
-
     found = experiment_table(records)
     console.print(Text(found["title"], style="bold"))
     console.print(Text(found["setting"]))
@@ -199,10 +248,6 @@ def print_table(records: Records, console: Console) -> None:
 
 
 def _method_table(rows: Sequence[Row], metric: str, width: int) -> Table:
-    from rich.text import Text
-
-    from aliceopt.lab.terminal import new_table
-
     heads = ["method", "ours", "paper", "seeds", "gradients", "seconds"]
     lines = [heads, *method_cells(rows, metric)]
     if not any(row["paper"] for row in rows):
@@ -219,12 +264,12 @@ def method_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
     """`method_rows` in words: label, ours, the paper's, seeds, gradients and time of a run."""
     lines = []
     for row in rows:
-        whole = row["finished"] == row["planned"]
-        count = str(row["finished"]) if whole else f"{row['finished']} of {row['planned']}"
         ours = _triple(row["ours"], 2 if metric == "accuracy" else None)
-        paper = _triple(row["paper"], _decimals(row["paper"]))
+        places = [len(f"{v:g}".partition(".")[2]) for v in row["paper"] or ()]
+        paper = _triple(row["paper"], max(places, default=0))  # as many decimals as it has
+        seeds = show_share(row["finished"], row["planned"])
         costs = show_count(row["gradients"]), show_seconds(row["seconds"])
-        lines.append([row["label"], ours, paper, count, *costs])
+        lines.append([row["label"], ours, paper, seeds, *costs])
     return lines
 
 
@@ -238,23 +283,13 @@ def _triple(values: Sequence[float] | None, places: int | None) -> str:
     return " / ".join(f"{value:.{places}f}" for value in values)
 
 
-def _decimals(values: Sequence[float] | None) -> int:
-    """As many as the paper has."""
-    return max((len(f"{v:g}".partition(".")[2]) for v in values or ()), default=0)
-
-
 def _block_table(rows: Sequence[Row]) -> Table:
-    from rich.text import Text
-
-    from aliceopt.lab.terminal import new_table
-
-    first, last = rows[0]["first"]["epoch"], rows[0]["last"]["epoch"]
-    epochs = (f"epoch {first:.3g}", f"epoch {last:.3g}")
+    epochs = [f"epoch {rows[0][moment]['epoch']:.3g}" for moment in ("first", "last")]
     table = new_table("exponent of", *epochs, "expected", "seen")
     verdicts = {True: "yes", False: "no", None: "cannot be told"}
     for row in rows:
-        moments = [_law(row["first"]), _law(row["last"])]
-        table.add_row(Text(row["block"]), *moments, row["expected"], verdicts[row["as_expected"]])
+        laws = [_law(row["first"]), _law(row["last"])]
+        table.add_row(Text(row["block"]), *laws, row["expected"], verdicts[row["as_expected"]])
     return table
 
 
