@@ -36,7 +36,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help=f"One of {NAMES}.")]
 
 def _require_name(name: str) -> None:
     from aliceopt.lab.data import DataError
-    from aliceopt.lab.data.loading import named
+    from aliceopt.lab.data.registry import named
 
     try:
         named(name)
@@ -114,7 +114,7 @@ def get(name: Name, data: Folder = None) -> None:
     if not present_files(name, data)[1]:
         say(f"{name} is there already; 'aliceopt data check {name}' verifies it")
         return
-    for source in DATASETS[name].sources:
+    if (source := DATASETS[name].source) is not None:
         say(f"{source.address}\nterms: {DATASETS[name].terms}")
     try:
         with _bar() as bar:

@@ -182,7 +182,7 @@ def test_tiny_imagenet_is_converted_to_the_npz_layout(tmp_path):
     assert data[2, 4096:].max() <= 3
     with np.load(tmp_path / "tiny-imagenet-64/val_data.npz") as content:
         assert content["labels"].tolist() == [2, 1]
-    assert (0, 3) in seen
+    assert ("converting", 0, 3) in seen
 
 
 @pytest.mark.parametrize(

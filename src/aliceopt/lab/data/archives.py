@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-from aliceopt.lab.data.errors import DataError, reading
+from aliceopt.lab.data.folder import DataError, reading
 from aliceopt.lab.writing import write_all, writing
 
 _BLOCK = 1 << 20

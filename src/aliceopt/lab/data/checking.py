@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.folder import data_folder, generated_rows
-from aliceopt.lab.data.loading import named
+from aliceopt.lab.data.folder import DataError, data_folder, generated_rows
+from aliceopt.lab.data.registry import named
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,9 @@ def check_files(name: str, root: str | Path | None = None) -> Iterator[FileRepor
         try:
             detail = data_set.examine(folder, file, rows)
             if rows is None and file in data_set.md5:
-                _compare_md5(folder / file, data_set.md5[file])
+                found, published = file_md5(folder / file), data_set.md5[file]
+                if found != published:
+                    raise DataError(f"has md5 {found}, published is {published}")
                 detail += ", md5 as published"
         except (DataError, OSError) as error:
             failed = True
@@ -62,9 +63,3 @@ def check_files(name: str, root: str | Path | None = None) -> Iterator[FileRepor
             yield FileReport(name, True, data_set.whole(folder, rows))
         except DataError as error:
             yield FileReport(name, False, str(error))
-
-
-def _compare_md5(path: Path, expected: str) -> None:
-    found = file_md5(path)
-    if found != expected:
-        raise DataError(f"{path}: has md5 {found}, published is {expected}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.parts import ImageParts
+from aliceopt.lab.data.folder import DataError, ImageParts
 
 CLASSES = 10
 SHAPE = (1, 8, 8)

@@ -11,20 +11,14 @@ import re
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 
 from aliceopt.lab.data import tiny_imagenet
 from aliceopt.lab.data.archives import unpack
 from aliceopt.lab.data.checking import check_files, file_md5
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.folder import GENERATED, data_folder, generated_rows
-from aliceopt.lab.data.loading import named
-from aliceopt.lab.data.registry import DataSet, Source
+from aliceopt.lab.data.folder import GENERATED, DataError, Progress, data_folder, generated_rows
+from aliceopt.lab.data.registry import DataSet, Source, named
 from aliceopt.lab.writing import write_all, writing
-
-Progress = Callable[[str, int, int | None], None]  # what is done, bytes or items so far, in all
 
 WORK = ".download"  # below the data folder: partial downloads and what is being unpacked
 _BLOCK = 1 << 18
@@ -47,30 +41,28 @@ def get(name: str, root: str | Path | None = None, progress: Progress | None = N
         raise DataError(
             f"{folder / GENERATED} says that {name} is generated there: choose another folder"
         )
-    if not data_set.sources:
+    source = data_set.source
+    if source is None:
         raise DataError(by_hand(data_set, folder))
     work = folder / WORK
-    archives = [_fetched(data_set, source, work, progress) for source in data_set.sources]
-    staged = work / name
+    archive, staged = work / source.file, work / name
+    try:
+        fetch(source.address, archive, md5=source.md5, most=source.most, progress=progress)
+    except DataError as error:
+        raise DataError(f"{error} (more about {name}: {data_set.page})") from None
     shutil.rmtree(staged, ignore_errors=True)
     try:
-        for source, archive in zip(data_set.sources, archives, strict=True):
-            _unpack(source, archive, staged, progress)
+        _unpack(source, archive, staged, progress)
         _put_in_place(name, staged, folder)
     except DataError:
-        _delete(archives)  # or the next try would find the same wrong files
+        archive.unlink(missing_ok=True)  # or the next try would find the same wrong files
         raise
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    _delete(archives)
+    archive.unlink(missing_ok=True)
     if not any(work.iterdir()):
         work.rmdir()
     return folder
-
-
-def _delete(paths: list[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def by_hand(data_set: DataSet, folder: Path) -> str:
@@ -83,30 +75,15 @@ def by_hand(data_set: DataSet, folder: Path) -> str:
     )
 
 
-def _fetched(data_set: DataSet, source: Source, work: Path, progress: Progress | None) -> Path:
-    archive = work / source.file
-    try:
-        fetch(source.address, archive, md5=source.md5, most=source.most, progress=progress)
-    except DataError as error:
-        raise DataError(f"{error} (more about {data_set.name}: {data_set.page})") from None
-    return archive
-
-
 def _unpack(source: Source, archive: Path, staged: Path, progress: Progress | None) -> None:
     if source.kind == "file":
         with writing(staged / source.file):
             staged.mkdir(parents=True)
             shutil.copyfile(archive, staged / source.file)
     elif source.kind == "tiny-imagenet":
-        tiny_imagenet.convert(archive, staged, _named("converting", progress))
+        tiny_imagenet.convert(archive, staged, progress)
     else:
         unpack(archive, staged, source.kind, source.unpacked)
-
-
-def _named(what: str, progress: Progress | None) -> Callable[[int, int | None], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(what, done, total)
 
 
 def _put_in_place(name: str, staged: Path, folder: Path) -> None:
@@ -130,7 +107,6 @@ def fetch(
     md5: str | None = None,
     most: int = 10**9,
     progress: Progress | None = None,
-    timeout: float = _TIMEOUT,
 ) -> None:
     """Download ``address`` to ``target``, going on from ``target.part`` if there is one.
 
@@ -149,11 +125,13 @@ def fetch(
     for last in [False] * (_TRIES - 1) + [True]:
         before = _size(part)
         try:
-            if _continue(address, part, most, progress, timeout):
+            if _continue(address, part, most, progress):
                 break
             reason = "the connection was closed early"
+        except urllib.error.HTTPError as error:  # such as 404: no better for asking again
+            error.close()
+            raise DataError(f"{address}: the server answered {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
-            _refuse_answer(address, error)
             reason = str(getattr(error, "reason", None) or error) or type(error).__name__
         if last or _size(part) == before == 0:
             raise DataError(_interrupted(address, part, reason))
@@ -165,13 +143,6 @@ def fetch(
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _refuse_answer(address: str, error: Exception) -> None:
-    """An answer such as 404 will not get better by asking again."""
-    if isinstance(error, urllib.error.HTTPError):
-        error.close()
-        raise DataError(f"{address}: the server answered {error.code} {error.reason}") from None
 
 
 def _interrupted(address: str, part: Path, reason: str) -> str:
@@ -186,9 +157,7 @@ def _interrupted(address: str, part: Path, reason: str) -> str:
     )
 
 
-def _continue(
-    address: str, part: Path, most: int, progress: Progress | None, timeout: float
-) -> bool:
+def _continue(address: str, part: Path, most: int, progress: Progress | None) -> bool:
     """Ask for the rest of ``part`` and append it; True once it is complete."""
     have = _size(part)
     headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
@@ -196,7 +165,7 @@ def _continue(
         headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(address, headers=headers)
     try:
-        answer = urllib.request.urlopen(request, timeout=timeout)
+        answer = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not have:
             raise
@@ -209,7 +178,11 @@ def _continue(
     with answer:
         have, total = _placed(answer, have)
         _refuse_longer(address, part, total or 0, most)
-        with _opened(part, have) as file:
+        with writing(part):  # unbuffered: a full disk is told at once
+            file = part.open("r+b" if have else "wb", buffering=0)
+            file.seek(have)
+            file.truncate()
+        with file:
             while block := answer.read(_BLOCK):
                 with writing(part):
                     write_all(file, block)
@@ -224,15 +197,6 @@ def _refuse_longer(address: str, part: Path, size: int, most: int) -> None:
     if size > most:
         part.unlink(missing_ok=True)
         raise DataError(f"{address}: is longer than the {most:,} bytes expected; it was deleted")
-
-
-def _opened(part: Path, have: int) -> FileIO:
-    """The file, cut to its first ``have`` bytes; unbuffered: a full disk is told at once."""
-    with writing(part):
-        file = part.open("r+b" if have else "wb", buffering=0)
-        file.seek(have)
-        file.truncate()
-    return file
 
 
 def _placed(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from aliceopt.lab.data import cifar, digits, imagenet, text
-from aliceopt.lab.data.parts import ImageParts, TextParts
-
-Rows = Mapping[str, int] | None
+from aliceopt.lab.data.folder import DataError, ImageParts, Rows, TextParts
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class DataSet:
     page: str
     terms: str
     whole: Callable[[Path, Rows], str] | None = None
-    sources: tuple[Source, ...] = ()
+    source: Source | None = None
     md5: Mapping[str, str] = field(default_factory=dict)
     by_hand: str = ""
     augmentable: bool = False
@@ -65,11 +62,11 @@ def _wikitext(layout: text.WikiText) -> DataSet:
         title=f"{layout.name.replace('wikitext', 'WikiText')}, Wikipedia articles by words",
         kind="text",
         files=lambda root: list(layout.files),
-        read=partial(text.read_wikitext, layout),
-        examine=partial(text.examine_wikitext, layout),
+        read=layout.read,
+        examine=layout.examine,
         page="https://huggingface.co/datasets/Salesforce/wikitext",
         terms="Creative Commons Attribution-ShareAlike",
-        sources=(Source(f"https://wikitext.smerity.com/{archive}", "zip", archive),),
+        source=Source(f"https://wikitext.smerity.com/{archive}", "zip", archive),
     )
 
 
@@ -88,18 +85,16 @@ _ALL = (
         name="cifar10",
         title="CIFAR-10, images 32x32 in 10 classes",
         kind="images",
-        files=lambda root: [*cifar.TRAIN, cifar.TEST],
+        files=lambda root: list(cifar.FILES),
         read=cifar.read,
         examine=cifar.examine,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         terms="no licence given; its page asks to cite Krizhevsky's report of 2009",
-        sources=(
-            Source(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                "tar",
-                "cifar-10-binary.tar.gz",
-                md5="c32a1d4ab5d03f1284b67883e8d87530",
-            ),
+        source=Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "tar",
+            "cifar-10-binary.tar.gz",
+            md5="c32a1d4ab5d03f1284b67883e8d87530",
         ),
         md5=cifar.MD5,
         augmentable=True,
@@ -109,9 +104,9 @@ _ALL = (
         title="downsampled ImageNet, images 64x64 in 1,000 classes",
         kind="images",
         files=imagenet.IMAGENET64.files,
-        read=partial(imagenet.read, imagenet.IMAGENET64),
-        examine=partial(imagenet.examine, imagenet.IMAGENET64),
-        whole=partial(imagenet.examine_whole, imagenet.IMAGENET64),
+        read=imagenet.IMAGENET64.read,
+        examine=imagenet.IMAGENET64.examine,
+        whole=imagenet.IMAGENET64.examine_whole,
         page="https://image-net.org/download-images.php",
         terms="ImageNet's terms of access: research and education only, after registration",
         by_hand="log in, accept the terms and download, under 'Download downsampled image "
@@ -123,19 +118,17 @@ _ALL = (
         title="Tiny-ImageNet, images 64x64 in 200 classes",
         kind="images",
         files=imagenet.TINY_IMAGENET_64.files,
-        read=partial(imagenet.read, imagenet.TINY_IMAGENET_64),
-        examine=partial(imagenet.examine, imagenet.TINY_IMAGENET_64),
-        whole=partial(imagenet.examine_whole, imagenet.TINY_IMAGENET_64),
+        read=imagenet.TINY_IMAGENET_64.read,
+        examine=imagenet.TINY_IMAGENET_64.examine,
+        whole=imagenet.TINY_IMAGENET_64.examine_whole,
         page="https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         terms="a part of ImageNet: research and education only",
-        sources=(
-            Source(
-                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                "tiny-imagenet",
-                "tiny-imagenet-200.zip",
-                # The publisher gives none; many projects check the same archive by this one.
-                md5="90528d7ca1a48142e341f4ef8d21d0de",
-            ),
+        source=Source(
+            "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "tiny-imagenet",
+            "tiny-imagenet-200.zip",
+            # The publisher gives none; many projects check the same archive by this one.
+            md5="90528d7ca1a48142e341f4ef8d21d0de",
         ),
         augmentable=True,
     ),
@@ -150,7 +143,7 @@ _ALL = (
         examine=text.examine_enwik8,
         page="https://mattmahoney.net/dc/textdata.html",
         terms="text of Wikipedia: GNU Free Documentation License",
-        sources=(Source("https://mattmahoney.net/dc/enwik8.zip", "zip", "enwik8.zip"),),
+        source=Source("https://mattmahoney.net/dc/enwik8.zip", "zip", "enwik8.zip"),
         md5={text.ENWIK8: "a1fa5ffddb56f4953e226637dabbb36a"},
     ),
     DataSet(
@@ -162,15 +155,20 @@ _ALL = (
         examine=text.examine_shakespeare,
         page="https://github.com/karpathy/char-rnn",
         terms="the plays are in the public domain",
-        sources=(
-            Source(
-                "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-                "tinyshakespeare/input.txt",
-                "file",
-                text.SHAKESPEARE,
-            ),
+        source=Source(
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
+            "tinyshakespeare/input.txt",
+            "file",
+            text.SHAKESPEARE,
         ),
     ),
 )
 
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
+
+
+def named(name: str) -> DataSet:
+    """The data set of that name, or a DataError that lists the names."""
+    if name not in DATASETS:
+        raise DataError(f"no data set {name!r}: choose from {', '.join(DATASETS)}")
+    return DATASETS[name]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from aliceopt.lab.data.errors import DataError, reading
+from aliceopt.lab.data.folder import DataError, Progress, reading
 from aliceopt.lab.data.imagenet import PIXELS, TINY_IMAGENET_64
 from aliceopt.lab.writing import writing
-
-Progress = Callable[[int, int | None], None]
 
 _MOST = 1 << 20  # bytes of a member: an image has some thousands, the labels less than half of it
 
@@ -38,25 +35,18 @@ def convert(source: Path, into: Path, progress: Progress | None = None) -> None:
 
     Class numbers, from 1, follow the sorted WordNet names. Grey images become RGB.
     """
-    with reading(source, "is not Tiny-ImageNet"):
-        _convert(source, into, progress)
-
-
-def _convert(source: Path, into: Path, progress: Progress | None) -> None:
-    with zipfile.ZipFile(source) as archive:
+    with reading(source, "is not Tiny-ImageNet"), zipfile.ZipFile(source) as archive:
         classes, train, validation = members(archive, source)
         number = {name: i for i, name in enumerate(classes, start=1)}
         listed = _read(archive, f"{train[0].split('/')[0]}/val/val_annotations.txt").decode()
         of_image = {line.split("\t")[0]: line.split("\t")[1] for line in listed.splitlines()}
-        parts = {
-            TINY_IMAGENET_64.train[0]: (train, [number[n.split("/")[2]] for n in train]),
-            TINY_IMAGENET_64.validation: (
-                validation,
-                [number[of_image[n.split("/")[-1]]] for n in validation],
-            ),
-        }
+        trained = [number[n.split("/")[2]] for n in train]
+        validated = [number[of_image[n.split("/")[-1]]] for n in validation]
         folder = into / TINY_IMAGENET_64.folders[0]
-        for name, (images, labels) in parts.items():
+        for name, images, labels in (
+            (TINY_IMAGENET_64.train[0], train, trained),
+            (TINY_IMAGENET_64.validation, validation, validated),
+        ):
             data = _decoded(archive, images, progress)
             with writing(folder / name):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -89,5 +79,5 @@ def _decoded(
                 raise DataError(f"{source}: {name} has {image.size} pixels, expected (64, 64)")
             data[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1).reshape(-1)
         if progress is not None and i % 500 == 0:
-            progress(i, len(names))
+            progress("converting", i, len(names))
     return data
