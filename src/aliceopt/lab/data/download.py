@@ -34,8 +34,7 @@ def get(name: str, root: str | Path | None = None, progress: Progress | None = N
     registration, the network fails or the files are not what they should be.
     """
     data_set, folder = named(name), data_folder(root)
-    files = data_set.files(folder)
-    if all((folder / file).is_file() for file in files):
+    if all((folder / file).is_file() for file in data_set.files(folder)):
         return folder
     if generated_rows(name, folder) is not None:
         raise DataError(
@@ -44,24 +43,19 @@ def get(name: str, root: str | Path | None = None, progress: Progress | None = N
     source = data_set.source
     if source is None:
         raise DataError(by_hand(data_set, folder))
-    work = folder / WORK
-    archive, staged = work / source.file, work / name
+    archive = folder / WORK / source.file
     try:
         fetch(source.address, archive, md5=source.md5, most=source.most, progress=progress)
     except DataError as error:
         raise DataError(f"{error} (more about {name}: {data_set.page})") from None
-    shutil.rmtree(staged, ignore_errors=True)
     try:
-        _unpack(source, archive, staged, progress)
-        _put_in_place(name, staged, folder)
+        _install(name, source, archive, folder, progress)
     except DataError:
         archive.unlink(missing_ok=True)  # or the next try would find the same wrong files
         raise
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     archive.unlink(missing_ok=True)
-    if not any(work.iterdir()):
-        work.rmdir()
+    if not any(archive.parent.iterdir()):
+        archive.parent.rmdir()
     return folder
 
 
@@ -75,29 +69,34 @@ def by_hand(data_set: DataSet, folder: Path) -> str:
     )
 
 
-def _unpack(source: Source, archive: Path, staged: Path, progress: Progress | None) -> None:
-    if source.kind == "file":
-        with writing(staged / source.file):
-            staged.mkdir(parents=True)
-            shutil.copyfile(archive, staged / source.file)
-    elif source.kind == "tiny-imagenet":
-        tiny_imagenet.convert(archive, staged, progress)
-    else:
-        unpack(archive, staged, source.kind, source.unpacked)
-
-
-def _put_in_place(name: str, staged: Path, folder: Path) -> None:
-    """Move what was unpacked into the data folder, once all of it has been found right."""
-    for report in check_files(name, staged):
-        if not report.ok:
-            raise DataError(
-                f"the download of {name} is wrong and was not kept: {report.file}: {report.detail}"
-            )
-    for file in sorted(path for path in staged.rglob("*") if path.is_file()):
-        target = folder / file.relative_to(staged)
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(target)
+def _install(
+    name: str, source: Source, archive: Path, folder: Path, progress: Progress | None
+) -> None:
+    """Unpack beside the archive, and move all of it into the data folder once it is found right."""
+    staged = archive.parent / name
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        if source.kind == "file":
+            with writing(staged / source.file):
+                staged.mkdir(parents=True)
+                shutil.copyfile(archive, staged / source.file)
+        elif source.kind == "tiny-imagenet":
+            tiny_imagenet.convert(archive, staged, progress)
+        else:
+            unpack(archive, staged, source.kind, source.unpacked)
+        for report in check_files(name, staged):
+            if not report.ok:
+                raise DataError(
+                    f"the download of {name} is wrong and was not kept: "
+                    f"{report.file}: {report.detail}"
+                )
+        for file in sorted(path for path in staged.rglob("*") if path.is_file()):
+            target = folder / file.relative_to(staged)
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def fetch(
