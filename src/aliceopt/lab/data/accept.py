@@ -61,7 +61,7 @@ def _as_split(data: Any, batch_size: int | None, shrink: bool) -> Split:
     count = len(data[0] if pair else data)
     if shrink and count:
         batch_size = min(batch_size, count)
-    return Arrays(*data, batch_size) if pair else Items(data, batch_size, collate_fn)
+    return Arrays(data[0], data[1], batch_size) if pair else Items(data, batch_size, collate_fn)
 
 
 def _loader_batch_size(loader: DataLoader[Any]) -> int:
