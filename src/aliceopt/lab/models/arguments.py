@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from aliceopt.lab.typed import checked, whole
+from aliceopt.lab.typed import Count, checked
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -43,10 +43,10 @@ def require_switch(**values: Any) -> None:
             raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def require_whole(least: int = 1, **values: Any) -> None:
-    """Raise ``ValueError`` unless each named value is a whole number of at least ``least``."""
+def require_whole(**values: Any) -> None:
+    """Raise ``ValueError`` unless each named value is a whole number of at least 1."""
     for name, value in values.items():
-        checked(whole(least), value, name)
+        checked(Count, value, name)
 
 
 def require_whole_each(name: str, values: Any, *, least_count: int = 1) -> tuple[int, ...]:

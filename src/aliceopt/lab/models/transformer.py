@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from .arguments import activation_named
 
-__all__ = ["Attend", "PreNormLayer", "SelfAttention"]
-
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``attend(query, key, value)``, each ``[..., n, d]``, gives ``[..., n, d]``."""
 
