@@ -48,8 +48,8 @@ def _require_name(name: str) -> None:
 def where(data: Folder = None) -> None:
     """Print the data folder and which sets are in it."""
     from aliceopt.lab.data import DATASETS, DataError, data_folder
-    from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.folder import generated_rows
+    from aliceopt.lab.data.registry import present_files
     from aliceopt.lab.terminal import Terminal
     from aliceopt.lab.words import counted
 
@@ -77,7 +77,7 @@ def where(data: Folder = None) -> None:
 def check(name: Name, data: Folder = None) -> None:
     """Read every file of a set in full: sizes, counts, labels, md5; exit 1 if one is wrong."""
     from aliceopt.lab.data import DataError, data_folder
-    from aliceopt.lab.data.checking import check_files
+    from aliceopt.lab.data.registry import check_files
     from aliceopt.lab.terminal import Terminal
 
     _require_name(name)
@@ -103,8 +103,8 @@ def check(name: Name, data: Folder = None) -> None:
 def get(name: Name, data: Folder = None) -> None:
     """Download a set from its official address, check it and put it into the data folder."""
     from aliceopt.lab.data import DATASETS, DataError
-    from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.download import get as download
+    from aliceopt.lab.data.registry import present_files
     from aliceopt.lab.writing import WriteError
 
     _require_name(name)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from aliceopt.lab.data import DataError
-from aliceopt.lab.data.archives import unpack
-from aliceopt.lab.data.tiny_imagenet import convert
+from aliceopt.lab.data.download import unpack
+from aliceopt.lab.data.imagenet import convert
 from aliceopt.lab.writing import WriteError
 
 ESCAPES = ["../evil", "/etc/evil", "a/../../evil", "..\\evil", "C:\\evil"]

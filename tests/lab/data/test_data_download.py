@@ -234,7 +234,7 @@ def small_cifar(tmp_path, monkeypatch):
     made = generate.write("cifar10", tmp_path / "made", size=50)
     rows = dict.fromkeys(DATASETS["cifar10"].files(made), 10)
     rows["cifar-10-batches-bin/test_batch.bin"] = 50
-    monkeypatch.setattr("aliceopt.lab.data.cifar.ROWS", rows)
+    monkeypatch.setattr("aliceopt.lab.data.images.ROWS", rows)
     return packed_cifar(made)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aliceopt.lab.data import cifar, imagenet, text
+from aliceopt.lab.data import imagenet, images, text
 from aliceopt.lab.data.folder import GENERATED, DataError, data_folder, read_generated
 from aliceopt.lab.data.registry import named
 from aliceopt.lab.writing import writing
@@ -148,7 +148,7 @@ def _npz_images(layout: imagenet.Layout) -> Callable[[Random, int], Files]:
 
 
 _MAKERS: dict[str, tuple[int, Callable[[Random, int], Files]]] = {
-    "cifar10": (500, partial(_images, cifar.FILES, 32, _binary)),
+    "cifar10": (500, partial(_images, images.FILES, 32, _binary)),
     "imagenet64": (400, _npz_images(imagenet.IMAGENET64)),
     "tiny-imagenet-64": (400, _npz_images(imagenet.TINY_IMAGENET_64)),
     "wikitext-2": (20_000, partial(_lines, text.WIKITEXT_2.files)),

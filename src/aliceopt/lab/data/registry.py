@@ -1,14 +1,22 @@
-"""The data sets by name: files, reader, official address, checksums and terms."""
+"""The data sets by name: files, reader, official address, checksums, terms; and are they right?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from aliceopt.lab.data import cifar, digits, imagenet, text
-from aliceopt.lab.data.folder import DataError, ImageParts, Rows, TextParts
+from aliceopt.lab.data import imagenet, images, text
+from aliceopt.lab.data.folder import (
+    DataError,
+    ImageParts,
+    Rows,
+    TextParts,
+    data_folder,
+    generated_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ _ALL = (
         title="handwritten digits 8x8, built in",
         kind="images",
         files=lambda root: [],
-        read=lambda root, rows: digits.read(),
+        read=lambda root, rows: images.read_digits(),
         examine=lambda root, relative, rows: "built in",
         page="https://scikit-learn.org/stable/datasets/toy_dataset.html",
         terms="part of the UCI collection, distributed with scikit-learn (BSD)",
@@ -85,9 +93,9 @@ _ALL = (
         name="cifar10",
         title="CIFAR-10, images 32x32 in 10 classes",
         kind="images",
-        files=lambda root: list(cifar.FILES),
-        read=cifar.read,
-        examine=cifar.examine,
+        files=lambda root: list(images.FILES),
+        read=images.read_cifar,
+        examine=images.examine_cifar,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         terms="no licence given; its page asks to cite Krizhevsky's report of 2009",
         source=Source(
@@ -96,7 +104,7 @@ _ALL = (
             "cifar-10-binary.tar.gz",
             md5="c32a1d4ab5d03f1284b67883e8d87530",
         ),
-        md5=cifar.MD5,
+        md5=images.MD5,
         augmentable=True,
     ),
     DataSet(
@@ -172,3 +180,57 @@ def named(name: str) -> DataSet:
     if name not in DATASETS:
         raise DataError(f"no data set {name!r}: choose from {', '.join(DATASETS)}")
     return DATASETS[name]
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """The verdict on one file: right or not, and why."""
+
+    file: str
+    ok: bool
+    detail: str
+
+
+def file_md5(path: Path) -> str:
+    """The md5 sum of a file, in hexadecimal; it tells damage apart, not malice."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def present_files(name: str, root: str | Path | None = None) -> tuple[list[str], list[str]]:
+    """The files of set ``name`` that are there, and those that are missing."""
+    folder = data_folder(root)
+    files = named(name).files(folder)
+    missing = [file for file in files if not (folder / file).is_file()]
+    return [file for file in files if file not in missing], missing
+
+
+def check_files(name: str, root: str | Path | None = None) -> Iterator[FileReport]:
+    """Read every file of set ``name`` in full and report on each, then on the set as a whole.
+
+    Sizes, counts, types and labels are checked always; md5 sums where the publisher gives them, and
+    then not for generated data.
+    """
+    data_set, folder = named(name), data_folder(root)
+    rows = generated_rows(name, folder)
+    failed = False
+    for file in data_set.files(folder):
+        try:
+            detail = data_set.examine(folder, file, rows)
+            if rows is None and file in data_set.md5:
+                found, published = file_md5(folder / file), data_set.md5[file]
+                if found != published:
+                    raise DataError(f"has md5 {found}, published is {published}")
+                detail += ", md5 as published"
+        except (DataError, OSError) as error:
+            failed = True
+            missing = not (folder / file).exists()
+            detail = "missing" if missing else str(error).removeprefix(f"{folder / file}: ")
+            yield FileReport(file, False, detail)
+        else:
+            yield FileReport(file, True, detail + (", generated" if rows is not None else ""))
+    if data_set.whole is not None and not failed:
+        try:
+            yield FileReport(name, True, data_set.whole(folder, rows))
+        except DataError as error:
+            yield FileReport(name, False, str(error))

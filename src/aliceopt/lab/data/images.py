@@ -1,4 +1,7 @@
-"""CIFAR-10 in its binary version: rows of one label byte and 3,072 pixel bytes, channels first."""
+"""Small images: CIFAR-10 in its binary version, and the digits that come with scikit-learn.
+
+A row of CIFAR-10 is one label byte and 3,072 pixel bytes, channels first.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,39 @@ def read_file(root: Path, relative: str, rows: Rows = None) -> tuple[Tensor, Ten
     return table[:, 1:].reshape(count, *SHAPE), labels
 
 
-def read(root: Path, rows: Rows = None) -> ImageParts:
+def read_cifar(root: Path, rows: Rows = None) -> ImageParts:
     """The five training files in order, and the test file as validation data."""
     *train, test = (read_file(root, relative, rows) for relative in FILES)
     images, labels = (torch.cat(tensors) for tensors in zip(*train, strict=True))
     return ImageParts(images, labels, *test, classes=CLASSES)
 
 
-def examine(root: Path, relative: str, rows: Rows = None) -> str:
+def examine_cifar(root: Path, relative: str, rows: Rows = None) -> str:
     """One line about a file that is right; DataError for one that is not."""
     images, _ = read_file(root, relative, rows)
     return f"{len(images):,} images, labels in 0..{CLASSES - 1}"
+
+
+def read_digits() -> ImageParts:
+    """Handwritten digits, 1,437 to train and 360 to validate: float32 [N, 1, 8, 8] in [0, 1].
+
+    The division is always the same: images sorted by class, every fifth one for validation. So it
+    is stratified to within one image a class, and depends on no seed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise DataError(
+            'digits come with scikit-learn, which is not installed: pip install "aliceopt[lab]"'
+        ) from None
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).to(torch.float32).div(16).unsqueeze(1)
+    labels = torch.from_numpy(bunch.target.astype(np.int64))
+    if tuple(images.shape) != (1797, 1, 8, 8) or labels.max() != 9:
+        raise DataError(f"scikit-learn's digits have changed: images {tuple(images.shape)}")
+    by_class = labels.argsort(stable=True)
+    held_out = torch.zeros_like(labels, dtype=torch.bool)
+    held_out[by_class[::5]] = True
+    return ImageParts(
+        images[~held_out], labels[~held_out], images[held_out], labels[held_out], classes=10
+    )
