@@ -11,18 +11,16 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from aliceopt.lab.figures import style
 from aliceopt.lab.typed import checked, whole
 from aliceopt.theory.glass_bound import glass_loss_bound, loss_variance
 from aliceopt.theory.relu_glass import glass_density
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 HALF_WIDTH, HALF_HEIGHT = 1.0, 0.5
 """The window drawn, |theta_1| <= 1 and |theta_2| <= 1/2; the path is its horizontal middle line."""

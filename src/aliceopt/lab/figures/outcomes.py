@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from aliceopt.lab.figures import style
@@ -22,10 +24,6 @@ from aliceopt.lab.results.deviations import differences, lost, remark, setting, 
 from aliceopt.lab.results.summary import finals, outcome
 from aliceopt.lab.results.table import check_begun
 from aliceopt.lab.spec import Plan
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _WIDTH = 78  # characters of the smallest text in a line
 _LINE = 0.165  # inches of a line of text

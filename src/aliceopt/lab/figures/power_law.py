@@ -10,14 +10,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from aliceopt.lab.figures import outcomes, style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.records import RecordError, Records
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def draw_power_law(records: Records, out: str | os.PathLike[str]) -> Path:

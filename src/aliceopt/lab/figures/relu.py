@@ -12,15 +12,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from aliceopt.lab.figures import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Function = Callable[[Tensor], Tensor]
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from aliceopt.claims import relu_network
 from aliceopt.claims.relu_network import HIDDEN, THRESHOLD, Networks, NetworkVariation, flatten
 from aliceopt.lab.figures import style
 from aliceopt.lab.typed import checked, whole
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 RADII = tuple(1e-4 * 2**k for k in range(12))
 """Radii of the displacement, 1e-4 to 0.2, in every coordinate."""

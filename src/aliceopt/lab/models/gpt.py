@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arguments import require_switch, require_whole
-from .grouping import Blocks, consecutive_layers, group_by_prefix
-from .transformer import PreNormLayer
+from . import parts
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -51,16 +49,19 @@ class GPT(nn.Module):
         tie: bool = True,
     ):
         super().__init__()
-        require_whole(vocabulary=vocabulary, context=context, layers=layers)
-        require_whole(width=width, heads=heads)
-        require_switch(tie=tie)
+        parts.require_whole(vocabulary=vocabulary, context=context, layers=layers)
+        parts.require_whole(width=width, heads=heads)
+        parts.require_switch(tie=tie)
         if width % heads:
             raise ValueError(f"heads must divide width, got heads={heads} and width={width}")
         self.context = context
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.layers = nn.ModuleList(
-            [PreNormLayer(width, heads, 4 * width, "gelu", causal_attention) for _ in range(layers)]
+            [
+                parts.PreNormLayer(width, heads, 4 * width, "gelu", causal_attention)
+                for _ in range(layers)
+            ]
         )
         self.norm = nn.LayerNorm(width)
         self.head = None if tie else nn.Linear(width, vocabulary, bias=False)
@@ -90,11 +91,11 @@ class GPT(nn.Module):
         """Mean cross-entropy in nats a token, of ``[B, n, vocabulary]`` and ``[B, n]``."""
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """``embedding`` (the head too when tied), up to four runs of layers, ``head``."""
-        layers = consecutive_layers("layers", len(self.layers))
+        layers = parts.consecutive_layers(len(self.layers))
         ends = {"embedding": ["embedding", "positions"]} | layers | {"head": ["norm", "head"]}
-        return group_by_prefix(self, ends)
+        return parts.group_by_prefix(self, ends)
 
 
 gpt = GPT

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arguments import require_switch, require_whole
-from .grouping import Blocks, group_by_prefix
+from . import parts
 
 
 class MaskedBatchNorm(nn.BatchNorm2d):
@@ -136,8 +135,8 @@ class ResNet18(nn.Module):
         self, classes: int = 10, *, masks: bool = True, width: int = 64, in_channels: int = 3
     ):
         super().__init__()
-        require_whole(classes=classes, width=width, in_channels=in_channels)
-        require_switch(masks=masks)
+        parts.require_whole(classes=classes, width=width, in_channels=in_channels)
+        parts.require_switch(masks=masks)
         block = MaskedBlock if masks else PlainBlock
         norm = MaskedBatchNorm if masks else nn.BatchNorm2d
         self.stem = nn.Sequential(_convolution(in_channels, width, 1), norm(width), nn.ReLU())
@@ -158,11 +157,11 @@ class ResNet18(nn.Module):
             x = stage(x)
         return cast(Tensor, self.final(x.mean((2, 3))))
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """The six blocks of Figure 1: initial convolution, four residual stages, final layer."""
         stages = {f"stage {i + 1}": [f"stages.{i}"] for i in range(4)}
         ends = {"initial convolution": ["stem"]} | stages | {"final layer": ["final"]}
-        return group_by_prefix(self, ends)
+        return parts.group_by_prefix(self, ends)
 
 
 resnet18 = ResNet18

@@ -8,8 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from .arguments import activation_named, require_switch, require_whole, require_whole_each
-from .grouping import Blocks, group_by_prefix
+from . import parts
 
 
 class ConvNet(nn.Module):
@@ -40,21 +39,23 @@ class ConvNet(nn.Module):
         norm: bool = False,
     ):
         super().__init__()
-        require_whole(classes=classes)
-        require_switch(norm=norm)
-        shape = require_whole_each("image", image)
+        parts.require_whole(classes=classes)
+        parts.require_switch(norm=norm)
+        shape = parts.require_whole_each("image", image)
         if len(shape) != 3:
             raise ValueError(f"image must be (channels, height, width), got {image!r}")
         channels, height, width = shape
         self.stages = nn.ModuleList()
-        for i, wide in enumerate(require_whole_each("widths", widths)):
+        for i, wide in enumerate(parts.require_whole_each("widths", widths)):
             stride = 1 if i == 0 else 2
             convolution = nn.Conv2d(channels, wide, 3, stride=stride, padding=1, bias=not norm)
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
             if convolution.bias is not None:
                 nn.init.zeros_(convolution.bias)
             norms = [nn.BatchNorm2d(wide)] if norm else []
-            self.stages.append(nn.Sequential(convolution, *norms, activation_named(activation)))
+            self.stages.append(
+                nn.Sequential(convolution, *norms, parts.activation_named(activation))
+            )
             channels, height, width = wide, -(-height // stride), -(-width // stride)
         self.final = nn.Linear(channels * height * width, classes)
         nn.init.kaiming_normal_(self.final.weight, nonlinearity="linear")
@@ -66,10 +67,10 @@ class ConvNet(nn.Module):
             images = stage(images)
         return cast(Tensor, self.final(images.flatten(1)))
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """One block a convolution, then ``final layer``."""
         stages = {f"convolution {i + 1}": [f"stages.{i}"] for i in range(len(self.stages))}
-        return group_by_prefix(self, stages | {"final layer": ["final"]})
+        return parts.group_by_prefix(self, stages | {"final layer": ["final"]})
 
 
 class MLP(nn.Module):
@@ -86,9 +87,9 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: Sequence[int], *, activation: str = "relu"):
         super().__init__()
-        widths = require_whole_each("sizes", sizes, least_count=2)
+        widths = parts.require_whole_each("sizes", sizes, least_count=2)
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
-        self.activation = activation_named(activation)
+        self.activation = parts.activation_named(activation)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs ``[B, sizes[-1]]`` of inputs ``[B, ...]`` with ``sizes[0]`` numbers each."""
@@ -97,11 +98,11 @@ class MLP(nn.Module):
             x = layer(self.activation(x))
         return cast(Tensor, x)
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """One block a layer; the last is ``final layer``."""
         last = len(self.layers) - 1
         names = [f"layer {i + 1}" for i in range(last)] + ["final layer"]
-        return group_by_prefix(self, {name: [f"layers.{i}"] for i, name in enumerate(names)})
+        return parts.group_by_prefix(self, {name: [f"layers.{i}"] for i, name in enumerate(names)})
 
 
 convnet = ConvNet

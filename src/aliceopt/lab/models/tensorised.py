@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import parts
 from .adaptive import AdaptiveSoftmax
-from .arguments import require_share, require_switch, require_whole
-from .grouping import Blocks, consecutive_layers, group_by_prefix
 
 LARGE_VOCABULARY = 40_000
 CUTOFFS = (20_000, 40_000, 200_000)
@@ -167,9 +166,9 @@ class TensorisedTransformer(nn.Module):
     ):
         super().__init__()
         sizes = {"length": length, "width": width, "rank": rank, "cores": cores, "inner": inner}
-        require_whole(vocabulary=vocabulary, layers=layers, **sizes)
-        require_share(zero=True, one=False, dropout=dropout)
-        require_switch(tie=tie)
+        parts.require_whole(vocabulary=vocabulary, layers=layers, **sizes)
+        parts.require_share(zero=True, one=False, dropout=dropout)
+        parts.require_switch(tie=tie)
         starts = usual_cutoffs(vocabulary) if cutoffs is None else cutoffs
         # Made before the embedding, registered behind it: a seed decides weights by this order.
         stack = [TensorisedLayer(**sizes, dropout=dropout) for _ in range(layers)]
@@ -214,11 +213,11 @@ class TensorisedTransformer(nn.Module):
         flat = self.softmax.log_probabilities(hidden.flatten(0, 1), self.table)
         return flat.reshape(*hidden.shape[:2], -1)
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """``embedding`` (the softmax too when tied), up to four runs of layers, ``softmax``."""
-        layers = consecutive_layers("layers", len(self.layers))
+        layers = parts.consecutive_layers(len(self.layers))
         ends = {"embedding": ["embedding"]} | layers | {"softmax": ["softmax", "output"]}
-        return group_by_prefix(self, ends)
+        return parts.group_by_prefix(self, ends)
 
 
 tensorised_transformer = TensorisedTransformer

@@ -7,9 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .arguments import require_whole
-from .grouping import Blocks, consecutive_layers, group_by_prefix
-from .transformer import PreNormLayer
+from . import parts
 
 
 def efficient_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -67,8 +65,8 @@ class ViT(nn.Module):
         activation: str = "gelu",
     ):
         super().__init__()
-        require_whole(classes=classes, image=image, patch=patch, width=width, heads=heads)
-        require_whole(layers=layers, mlp_ratio=mlp_ratio, channels=channels)
+        parts.require_whole(classes=classes, image=image, patch=patch, width=width, heads=heads)
+        parts.require_whole(layers=layers, mlp_ratio=mlp_ratio, channels=channels)
         if image % patch:
             raise ValueError(f"patch must divide image, got patch={patch} and image={image}")
         if width % heads:
@@ -79,7 +77,7 @@ class ViT(nn.Module):
         self.layers = nn.ModuleList()
         for _ in range(layers):
             hidden = mlp_ratio * width
-            layer = PreNormLayer(width, heads, hidden, activation, efficient_attention)
+            layer = parts.PreNormLayer(width, heads, hidden, activation, efficient_attention)
             self.layers.append(layer)
         self.norm = nn.LayerNorm(width)
         self.final = nn.Linear(width, classes)
@@ -99,11 +97,11 @@ class ViT(nn.Module):
             x = layer(x)
         return cast(Tensor, self.final(self.norm(x).mean(1)))
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """``patches``, up to four runs of layers, and ``final layer`` with the norm before it."""
-        layers = consecutive_layers("layers", len(self.layers))
+        layers = parts.consecutive_layers(len(self.layers))
         ends = {"patches": ["patches", "positions"]} | layers | {"final layer": ["norm", "final"]}
-        return group_by_prefix(self, ends)
+        return parts.group_by_prefix(self, ends)
 
 
 vit = ViT
