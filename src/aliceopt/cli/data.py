@@ -32,7 +32,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help=f"One of {NAMES}.")]
 
 def _require_name(name: str) -> None:
     from aliceopt.lab.data import DataError
-    from aliceopt.lab.data.loading import named
+    from aliceopt.lab.data.registry import named
 
     try:
         named(name)
@@ -44,8 +44,8 @@ def _require_name(name: str) -> None:
 def where(data: Folder = None) -> None:
     """Print the data folder and which sets are in it."""
     from aliceopt.lab.data import DATASETS, DataError, data_folder
-    from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.folder import generated_rows
+    from aliceopt.lab.data.registry import present_files
     from aliceopt.lab.terminal import Terminal
     from aliceopt.lab.words import counted
 
@@ -73,7 +73,7 @@ def where(data: Folder = None) -> None:
 def check(name: Name, data: Folder = None) -> None:
     """Read every file of a set in full: sizes, counts, labels, md5; exit 1 if one is wrong."""
     from aliceopt.lab.data import DataError, data_folder
-    from aliceopt.lab.data.checking import check_files
+    from aliceopt.lab.data.registry import check_files
     from aliceopt.lab.terminal import Terminal
 
     _require_name(name)
@@ -101,8 +101,8 @@ def get(name: Name, data: Folder = None) -> None:
     from rich import progress
 
     from aliceopt.lab.data import DATASETS, DataError
-    from aliceopt.lab.data.checking import present_files
     from aliceopt.lab.data.download import get as download
+    from aliceopt.lab.data.registry import present_files
     from aliceopt.lab.terminal import Terminal
     from aliceopt.lab.writing import WriteError
 
@@ -113,7 +113,7 @@ def get(name: Name, data: Folder = None) -> None:
     if not present_files(name, data)[1]:
         say(f"{name} is there already; 'aliceopt data check {name}' verifies it")
         return
-    for source in DATASETS[name].sources:
+    if (source := DATASETS[name].source) is not None:
         say(f"{source.address}\nterms: {DATASETS[name].terms}")
     bar = progress.Progress(
         "{task.description}",

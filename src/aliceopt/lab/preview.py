@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from aliceopt.lab.data import data_folder
-from aliceopt.lab.data.checking import present_files
+from aliceopt.lab.data.registry import present_files
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.spec import LabProblem, Plan, PlannedMethod, PlannedRun
 from aliceopt.lab.study import TUNING_SEEDS, Study

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from aliceopt.lab.data import DataError
-from aliceopt.lab.data.archives import unpack
-from aliceopt.lab.data.tiny_imagenet import convert
+from aliceopt.lab.data.download import unpack
+from aliceopt.lab.data.imagenet import convert
 from aliceopt.lab.writing import WriteError
 
 ESCAPES = ["../evil", "/etc/evil", "a/../../evil", "..\\evil", "C:\\evil"]
@@ -182,7 +182,7 @@ def test_tiny_imagenet_is_converted_to_the_npz_layout(tmp_path):
     assert data[2, 4096:].max() <= 3
     with np.load(tmp_path / "tiny-imagenet-64/val_data.npz") as content:
         assert content["labels"].tolist() == [2, 1]
-    assert (0, 3) in seen
+    assert ("converting", 0, 3) in seen
 
 
 @pytest.mark.parametrize(

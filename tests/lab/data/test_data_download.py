@@ -215,7 +215,7 @@ def offer(site: Site, monkeypatch, name: str, kind: str, content: bytes, **chang
     """Let the server publish set ``name`` as ``content``."""
     site.files["/set"] = content
     source = Source(f"{site.address}/set", kind, "set.archive", changes.pop("archive_md5", None))
-    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], sources=(source,), **changes))
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], source=source, **changes))
 
 
 def packed_cifar(folder: Path) -> tuple[bytes, dict[str, str]]:
@@ -234,7 +234,7 @@ def small_cifar(tmp_path, monkeypatch):
     made = generate.write("cifar10", tmp_path / "made", size=50)
     rows = dict.fromkeys(DATASETS["cifar10"].files(made), 10)
     rows["cifar-10-batches-bin/test_batch.bin"] = 50
-    monkeypatch.setattr("aliceopt.lab.data.cifar.ROWS", rows)
+    monkeypatch.setattr("aliceopt.lab.data.images.ROWS", rows)
     return packed_cifar(made)
 
 
@@ -273,7 +273,7 @@ def test_a_single_file_and_a_zip_are_put_in_place(site, tmp_path, monkeypatch):
     monkeypatch.setattr("aliceopt.lab.data.text.SHAKESPEARE_CHARACTERS", len(set(play)))
     site.files["/set"] = play
     source = Source(f"{site.address}/set", "file", "tinyshakespeare.txt")
-    plays = replace(DATASETS["tinyshakespeare"], sources=(source,))
+    plays = replace(DATASETS["tinyshakespeare"], source=source)
     monkeypatch.setitem(DATASETS, "tinyshakespeare", plays)
     root = download.get("tinyshakespeare", tmp_path / "data")
     assert (root / "tinyshakespeare.txt").read_bytes() == play
@@ -325,7 +325,8 @@ def test_every_set_can_be_got_somehow(name):
     data_set = DATASETS[name]
     assert data_set.terms
     assert data_set.page.startswith("https:")
-    assert all(source.address.startswith("https:") for source in data_set.sources)
-    assert bool(data_set.sources) + bool(data_set.by_hand) == (name != "digits")
-    sums = [*data_set.md5.values(), *(s.md5 for s in data_set.sources if s.md5)]
+    source = data_set.source
+    assert source is None or source.address.startswith("https:")
+    assert bool(source) + bool(data_set.by_hand) == (name != "digits")
+    sums = [*data_set.md5.values(), *([source.md5] if source and source.md5 else [])]
     assert all(re.fullmatch("[0-9a-f]{32}", value) for value in sums)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aliceopt.lab.data import DATASETS, DataError, generate, load
-from aliceopt.lab.data.checking import check_files
+from aliceopt.lab.data.registry import check_files
 
 ON_DISK = [name for name in DATASETS if name != "digits"]
 

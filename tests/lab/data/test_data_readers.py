@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from aliceopt.lab.data import DataError, digits, generate, load
-from aliceopt.lab.data.checking import check_files
-from aliceopt.lab.data.cifar import ROW
+from aliceopt.lab.data import DataError, generate, load
 from aliceopt.lab.data.folder import data_folder
+from aliceopt.lab.data.images import ROW, read_digits
+from aliceopt.lab.data.registry import check_files
 
 BATCH_2 = "cifar-10-batches-bin/data_batch_2.bin"
 TINY = "tiny-imagenet-64/train_data_batch_1.npz"
@@ -38,7 +38,7 @@ def refused(name: str, root: Path, message: str) -> None:
 
 def test_digits_are_split_in_a_fixed_stratified_way():
     """1,437 and 360 images, each class within one image of a fifth, no image in both."""
-    parts = digits.read()
+    parts = read_digits()
     assert (len(parts.train_labels), len(parts.validation_labels)) == (1437, 360)
     both = torch.cat([parts.train_labels, parts.validation_labels]).bincount()
     held_out = parts.validation_labels.bincount()
@@ -46,7 +46,7 @@ def test_digits_are_split_in_a_fixed_stratified_way():
     assert parts.train_images.shape[1:] == (1, 8, 8)
     assert parts.train_images.dtype == torch.float32
     assert (parts.train_images.min(), parts.train_images.max()) == (0, 1)
-    again = digits.read()
+    again = read_digits()
     assert torch.equal(again.validation_images, parts.validation_images)
 
 

@@ -143,8 +143,8 @@ def test_several_seeds_taking_turns_draw_each_epoch_once(monkeypatch):
     """Runs that share a split do not make it shuffle for every batch."""
     split = numbers()
     drawn = []
-    draw = split._epochs._draw
-    monkeypatch.setattr(split._epochs, "_draw", lambda g: drawn.append(1) or draw(g))
+    draw = split._draw
+    monkeypatch.setattr(split, "_draw", lambda g: drawn.append(1) or draw(g))
     for index in range(5):
         for seed in range(4):
             split.batch(seed, 0, index)

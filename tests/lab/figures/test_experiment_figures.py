@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from aliceopt.lab.figures import draw_experiment
-from aliceopt.lab.figures.columns import draw_limit, draw_terms
-from aliceopt.lab.figures.methods import draw_methods
+from aliceopt.lab.figures.experiment import draw_limit, draw_methods, draw_terms
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.figures.power_law import draw_power_law
 from aliceopt.lab.records import RecordError, read_records, read_runs

@@ -2,8 +2,7 @@
 
 from aliceopt.lab.data.accept import as_split
 from aliceopt.lab.data.augment import PadCropFlip, pad_crop_flip, unit_floats
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.folder import data_folder
+from aliceopt.lab.data.folder import DataError, data_folder
 from aliceopt.lab.data.loading import Loaded, load
 from aliceopt.lab.data.registry import DATASETS, DataSet
 from aliceopt.lab.data.splits import Arrays, Items, Split, Tokens

@@ -45,39 +45,26 @@ def _as_split(data: Any, batch_size: int | None, shrink: bool) -> Split:
         return data
     collate_fn = None
     if isinstance(data, DataLoader):
-        batch_size = _loader_batch_size(data)
+        if not isinstance(data.dataset, IterableDataset):
+            batch_size = _loader_batch_size(data)
         collate_fn = data.collate_fn if data.collate_fn is not default_collate else None
         data = data.dataset
     if isinstance(data, TensorDataset) and collate_fn is None:
         data = data.tensors
-    if isinstance(data, tuple | list):
-        inputs, targets = _pair(data)
-        return Arrays(inputs, targets, _fitting(batch_size, len(inputs), shrink))
-    _refuse_unindexed(data)
-    return Items(data, _fitting(batch_size, len(data), shrink), collate_fn)
-
-
-def _pair(data: tuple[Any, ...] | list[Any]) -> tuple[Any, Any]:
-    kinds = ", ".join(type(part).__name__ for part in data[:4]) + (", ..." if len(data) > 4 else "")
-    if len(data) != 2:
-        raise TypeError(f"expected a pair (inputs, targets), got {len(data)} things: {kinds}")
-    if not all(isinstance(part, Tensor | np.ndarray) for part in data):
-        raise TypeError(f"a pair must hold two tensors or numpy arrays, got {kinds}")
-    for what, part in zip(("inputs", "targets"), data, strict=True):
-        if part.ndim == 0:
-            raise ValueError(f"{what} must have one row per example, got a single number")
-    return data[0], data[1]
-
-
-def _fitting(batch_size: int | None, count: int, shrink: bool) -> int:
+    pair = isinstance(data, tuple | list)
+    if pair:
+        _refuse_unpaired(data)
+    else:
+        _refuse_unindexed(data)
     if batch_size is None:
         raise TypeError("a batch_size is needed, unless a DataLoader or a Split is given")
-    return min(batch_size, count) if shrink and count else batch_size
+    count = len(data[0] if pair else data)
+    if shrink and count:
+        batch_size = min(batch_size, count)
+    return Arrays(data[0], data[1], batch_size) if pair else Items(data, batch_size, collate_fn)
 
 
 def _loader_batch_size(loader: DataLoader[Any]) -> int:
-    if isinstance(loader.dataset, IterableDataset):
-        _refuse_unindexed(loader.dataset)
     if loader.batch_size is None:
         raise TypeError(
             "the DataLoader has no batch_size (a batch_sampler of its own, or batching is off): "
@@ -89,6 +76,17 @@ def _loader_batch_size(loader: DataLoader[Any]) -> int:
             "itself, by seed: give the dataset and a batch_size instead"
         )
     return loader.batch_size
+
+
+def _refuse_unpaired(data: tuple[Any, ...] | list[Any]) -> None:
+    kinds = ", ".join(type(part).__name__ for part in data[:4]) + (", ..." if len(data) > 4 else "")
+    if len(data) != 2:
+        raise TypeError(f"expected a pair (inputs, targets), got {len(data)} things: {kinds}")
+    if not all(isinstance(part, Tensor | np.ndarray) for part in data):
+        raise TypeError(f"a pair must hold two tensors or numpy arrays, got {kinds}")
+    for what, part in zip(("inputs", "targets"), data, strict=True):
+        if part.ndim == 0:
+            raise ValueError(f"{what} must have one row per example, got a single number")
 
 
 def _refuse_unindexed(data: Any) -> None:

@@ -1,4 +1,4 @@
-"""Getting data sets from their publishers.
+"""Getting data sets from their publishers, and unpacking archives without trusting them.
 
 A download goes to a ``.part`` file and can be cut off at any time: the next try goes on where it
 ended, if the server can. Nothing is put in its place before it has been checked in full.
@@ -9,22 +9,25 @@ from __future__ import annotations
 import http.client
 import re
 import shutil
+import stat
+import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from io import FileIO
-from pathlib import Path
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
-from aliceopt.lab.data import tiny_imagenet
-from aliceopt.lab.data.archives import unpack
-from aliceopt.lab.data.checking import check_files, file_md5
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.folder import GENERATED, data_folder, generated_rows
-from aliceopt.lab.data.loading import named
-from aliceopt.lab.data.registry import DataSet, Source
+from aliceopt.lab.data import imagenet
+from aliceopt.lab.data.folder import (
+    GENERATED,
+    DataError,
+    Progress,
+    data_folder,
+    generated_rows,
+    reading,
+)
+from aliceopt.lab.data.registry import DataSet, Source, check_files, file_md5, named
 from aliceopt.lab.writing import write_all, writing
-
-Progress = Callable[[str, int, int | None], None]  # what is done, bytes or items so far, in all
 
 WORK = ".download"  # below the data folder: partial downloads and what is being unpacked
 _BLOCK = 1 << 18
@@ -40,37 +43,29 @@ def get(name: str, root: str | Path | None = None, progress: Progress | None = N
     registration, the network fails or the files are not what they should be.
     """
     data_set, folder = named(name), data_folder(root)
-    files = data_set.files(folder)
-    if all((folder / file).is_file() for file in files):
+    if all((folder / file).is_file() for file in data_set.files(folder)):
         return folder
     if generated_rows(name, folder) is not None:
         raise DataError(
             f"{folder / GENERATED} says that {name} is generated there: choose another folder"
         )
-    if not data_set.sources:
+    source = data_set.source
+    if source is None:
         raise DataError(by_hand(data_set, folder))
-    work = folder / WORK
-    archives = [_fetched(data_set, source, work, progress) for source in data_set.sources]
-    staged = work / name
-    shutil.rmtree(staged, ignore_errors=True)
+    archive = folder / WORK / source.file
     try:
-        for source, archive in zip(data_set.sources, archives, strict=True):
-            _unpack(source, archive, staged, progress)
-        _put_in_place(name, staged, folder)
+        fetch(source.address, archive, md5=source.md5, most=source.most, progress=progress)
+    except DataError as error:
+        raise DataError(f"{error} (more about {name}: {data_set.page})") from None
+    try:
+        _install(name, source, archive, folder, progress)
     except DataError:
-        _delete(archives)  # or the next try would find the same wrong files
+        archive.unlink(missing_ok=True)  # or the next try would find the same wrong files
         raise
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-    _delete(archives)
-    if not any(work.iterdir()):
-        work.rmdir()
+    archive.unlink(missing_ok=True)
+    if not any(archive.parent.iterdir()):
+        archive.parent.rmdir()
     return folder
-
-
-def _delete(paths: list[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def by_hand(data_set: DataSet, folder: Path) -> str:
@@ -83,44 +78,34 @@ def by_hand(data_set: DataSet, folder: Path) -> str:
     )
 
 
-def _fetched(data_set: DataSet, source: Source, work: Path, progress: Progress | None) -> Path:
-    archive = work / source.file
+def _install(
+    name: str, source: Source, archive: Path, folder: Path, progress: Progress | None
+) -> None:
+    """Unpack beside the archive, and move all of it into the data folder once it is found right."""
+    staged = archive.parent / name
+    shutil.rmtree(staged, ignore_errors=True)
     try:
-        fetch(source.address, archive, md5=source.md5, most=source.most, progress=progress)
-    except DataError as error:
-        raise DataError(f"{error} (more about {data_set.name}: {data_set.page})") from None
-    return archive
-
-
-def _unpack(source: Source, archive: Path, staged: Path, progress: Progress | None) -> None:
-    if source.kind == "file":
-        with writing(staged / source.file):
-            staged.mkdir(parents=True)
-            shutil.copyfile(archive, staged / source.file)
-    elif source.kind == "tiny-imagenet":
-        tiny_imagenet.convert(archive, staged, _named("converting", progress))
-    else:
-        unpack(archive, staged, source.kind, source.unpacked)
-
-
-def _named(what: str, progress: Progress | None) -> Callable[[int, int | None], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(what, done, total)
-
-
-def _put_in_place(name: str, staged: Path, folder: Path) -> None:
-    """Move what was unpacked into the data folder, once all of it has been found right."""
-    for report in check_files(name, staged):
-        if not report.ok:
-            raise DataError(
-                f"the download of {name} is wrong and was not kept: {report.file}: {report.detail}"
-            )
-    for file in sorted(path for path in staged.rglob("*") if path.is_file()):
-        target = folder / file.relative_to(staged)
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(target)
+        if source.kind == "file":
+            with writing(staged / source.file):
+                staged.mkdir(parents=True)
+                shutil.copyfile(archive, staged / source.file)
+        elif source.kind == "tiny-imagenet":
+            imagenet.convert(archive, staged, progress)
+        else:
+            unpack(archive, staged, source.kind, source.unpacked)
+        for report in check_files(name, staged):
+            if not report.ok:
+                raise DataError(
+                    f"the download of {name} is wrong and was not kept: "
+                    f"{report.file}: {report.detail}"
+                )
+        for file in sorted(path for path in staged.rglob("*") if path.is_file()):
+            target = folder / file.relative_to(staged)
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def fetch(
@@ -130,7 +115,6 @@ def fetch(
     md5: str | None = None,
     most: int = 10**9,
     progress: Progress | None = None,
-    timeout: float = _TIMEOUT,
 ) -> None:
     """Download ``address`` to ``target``, going on from ``target.part`` if there is one.
 
@@ -149,11 +133,13 @@ def fetch(
     for last in [False] * (_TRIES - 1) + [True]:
         before = _size(part)
         try:
-            if _continue(address, part, most, progress, timeout):
+            if _continue(address, part, most, progress):
                 break
             reason = "the connection was closed early"
+        except urllib.error.HTTPError as error:  # such as 404: no better for asking again
+            error.close()
+            raise DataError(f"{address}: the server answered {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
-            _refuse_answer(address, error)
             reason = str(getattr(error, "reason", None) or error) or type(error).__name__
         if last or _size(part) == before == 0:
             raise DataError(_interrupted(address, part, reason))
@@ -165,13 +151,6 @@ def fetch(
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _refuse_answer(address: str, error: Exception) -> None:
-    """An answer such as 404 will not get better by asking again."""
-    if isinstance(error, urllib.error.HTTPError):
-        error.close()
-        raise DataError(f"{address}: the server answered {error.code} {error.reason}") from None
 
 
 def _interrupted(address: str, part: Path, reason: str) -> str:
@@ -186,9 +165,7 @@ def _interrupted(address: str, part: Path, reason: str) -> str:
     )
 
 
-def _continue(
-    address: str, part: Path, most: int, progress: Progress | None, timeout: float
-) -> bool:
+def _continue(address: str, part: Path, most: int, progress: Progress | None) -> bool:
     """Ask for the rest of ``part`` and append it; True once it is complete."""
     have = _size(part)
     headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
@@ -196,7 +173,7 @@ def _continue(
         headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(address, headers=headers)
     try:
-        answer = urllib.request.urlopen(request, timeout=timeout)
+        answer = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not have:
             raise
@@ -209,7 +186,11 @@ def _continue(
     with answer:
         have, total = _placed(answer, have)
         _refuse_longer(address, part, total or 0, most)
-        with _opened(part, have) as file:
+        with writing(part):  # unbuffered: a full disk is told at once
+            file = part.open("r+b" if have else "wb", buffering=0)
+            file.seek(have)
+            file.truncate()
+        with file:
             while block := answer.read(_BLOCK):
                 with writing(part):
                     write_all(file, block)
@@ -226,15 +207,6 @@ def _refuse_longer(address: str, part: Path, size: int, most: int) -> None:
         raise DataError(f"{address}: is longer than the {most:,} bytes expected; it was deleted")
 
 
-def _opened(part: Path, have: int) -> FileIO:
-    """The file, cut to its first ``have`` bytes; unbuffered: a full disk is told at once."""
-    with writing(part):
-        file = part.open("r+b" if have else "wb", buffering=0)
-        file.seek(have)
-        file.truncate()
-    return file
-
-
 def _placed(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
     """Where the answer's first byte belongs, and how many there are in all, if it says."""
     span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range") or "")
@@ -242,3 +214,78 @@ def _placed(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | Non
         return int(span[1]), None if span[2] == "*" else int(span[2])
     length = answer.headers.get("Content-Length")  # the server sends all of it again
     return 0, int(length) if length and length.isdecimal() else None
+
+
+def unpack(archive: Path, into: Path, kind: Literal["zip", "tar"], most: int = 10**9) -> None:
+    """Unpack the regular files of ``archive`` below ``into``.
+
+    Everything is looked at before anything is written: a path that leads outside ``into``, a link,
+    a device, or more than ``most`` bytes in all refuses the whole archive.
+    """
+    with reading(archive, f"is not a whole {kind} archive"):
+        if kind == "zip":
+            _unpack_zip(archive, into, most)
+        else:
+            _unpack_tar(archive, into, most)
+
+
+def safe_target(archive: Path, name: str, into: Path) -> Path:
+    """Where the member called ``name`` goes, or a DataError if that is outside ``into``."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in name:
+        raise DataError(f"{archive}: refused, it holds {name!r}, which leads outside the folder")
+    return into / path
+
+
+def _refuse_more(archive: Path, size: int, most: int) -> None:
+    if size > most:
+        raise DataError(f"{archive}: refused, it unpacks to more than {most:,} bytes")
+
+
+def _unpack_zip(archive: Path, into: Path, most: int) -> None:
+    with zipfile.ZipFile(archive) as content:
+        targets, size = [], 0
+        for info in content.infolist():
+            target = safe_target(archive, info.filename, into)
+            if stat.S_ISLNK(info.external_attr >> 16):
+                raise DataError(f"{archive}: refused, {info.filename!r} is a link")
+            size += info.file_size
+            _refuse_more(archive, size, most)
+            if not info.is_dir():
+                targets.append((info, target))
+        for info, target in targets:
+            with content.open(info) as source:
+                _copy(source, target)
+
+
+def _unpack_tar(archive: Path, into: Path, most: int) -> None:
+    with tarfile.open(archive) as content:
+        targets, size = [], 0
+        for member in content:
+            target = safe_target(archive, member.name, into)
+            if not (member.isfile() or member.isdir()):
+                raise DataError(f"{archive}: refused, {member.name!r} is neither file nor folder")
+            size += member.size
+            _refuse_more(archive, size, most)
+            if member.isfile():
+                targets.append((member, target))
+        # tarfile takes a cut for the end; the compression underneath knows better.
+        rest = 0
+        while content.fileobj is not None and (block := content.fileobj.read(_BLOCK)):
+            rest += len(block)
+            _refuse_more(archive, rest, _BLOCK + most)
+        for member, target in targets:
+            source = content.extractfile(member)
+            assert source is not None, "a regular file has contents"
+            with source:
+                _copy(source, target)
+
+
+def _copy(source: IO[bytes], target: Path) -> None:
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb", buffering=0)
+    with file:
+        while block := source.read(_BLOCK):
+            with writing(target):
+                write_all(file, block)

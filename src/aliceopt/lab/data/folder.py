@@ -1,22 +1,90 @@
-"""Where data sets lie on disk, and which of them are generated."""
+"""Where data sets lie on disk, which of them are generated, and what their readers share."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from aliceopt.lab.data.errors import DataError
+from torch import Tensor
+
+from aliceopt.lab.writing import WriteError
 
 VARIABLE = "ALICEOPT_DATA"
 GENERATED = "generated.json"
 
+Rows = Mapping[str, int] | None
+"""Rows of each file as ``generated.json`` promises them; None for the official files."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Told what is done, bytes or items so far, and in all."""
+
+
+class DataError(ValueError):
+    """Something a user can put right: a file is missing or wrong, or the request makes no sense.
+
+    The message names the file or the value, what is wrong with it and what to do.
+    """
+
+
+@dataclass(frozen=True)
+class ImageParts:
+    """Images [N, C, H, W], bytes or floats in [0, 1], with labels int64 [N] from 0."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    validation_images: Tensor
+    validation_labels: Tensor
+    classes: int
+
+
+@dataclass(frozen=True)
+class TextParts:
+    """Token numbers, integer [N], each below ``classes``, the size of the vocabulary."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor | None
+    classes: int
+
+
+@contextmanager
+def reading(path: Path, wrong: str) -> Iterator[None]:
+    """Within, whatever a library raises over the content of a file is told of ``path``.
+
+    Over damaged bytes zipfile, tarfile, numpy and pillow raise a dozen kinds of errors between
+    them, RuntimeError for an encrypted archive. A file that cannot be opened says so itself.
+    """
+    try:
+        yield
+    except (DataError, WriteError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise DataError(f"{path}: {wrong} ({str(error) or type(error).__name__})") from None
+
 
 def data_folder(root: str | Path | None = None) -> Path:
     """The folder of the data sets: ``root``, else $ALICEOPT_DATA, else ~/.cache/aliceopt/data."""
-    chosen = root or os.environ.get(VARIABLE) or Path("~/.cache/aliceopt/data")
-    return Path(chosen).expanduser()
+    return Path(root or os.environ.get(VARIABLE) or "~/.cache/aliceopt/data").expanduser()
+
+
+def read_generated(root: Path) -> dict[str, object]:
+    """The contents of ``generated.json`` in ``root``; empty if there is none."""
+    path = root / GENERATED
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: must hold one JSON object, got {type(content).__name__}")
+    return content
 
 
 def generated_rows(name: str, root: Path) -> dict[str, int] | None:
@@ -34,22 +102,18 @@ def generated_rows(name: str, root: Path) -> dict[str, int] | None:
     return rows
 
 
-def read_generated(root: Path) -> dict[str, object]:
-    """The contents of ``generated.json`` in ``root``; empty if there is none."""
-    path = root / GENERATED
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: must hold one JSON object, got {type(content).__name__}")
-    return content
+def rows_of(rows: Rows, official: Mapping[str, int], relative: str) -> int:
+    """How many rows file ``relative`` must have: as generated, or as published."""
+    if rows is not None and relative not in rows:
+        raise DataError(f"{GENERATED} does not list {relative}")
+    return (official if rows is None else rows)[relative]
 
 
-def found_file(name: str, root: Path, relative: str) -> Path:
-    """The path of a file of set ``name``, or a DataError that says how to get it."""
+def found_file(name: str, root: Path, relative: str, size: int | None = None) -> Path:
+    """The path of a file of set ``name``, or a DataError that says how to get it.
+
+    With ``size`` a file that has not exactly so many bytes is refused.
+    """
     path = root / relative
     if not path.is_file():
         raise DataError(
@@ -57,22 +121,8 @@ def found_file(name: str, root: Path, relative: str) -> Path:
             f"'aliceopt data get {name} --data {root}', or point --data or ${VARIABLE} to the "
             "folder that holds it"
         )
-    return path
-
-
-def checked_size(path: Path, size: int) -> None:
-    """Refuse a file that has not exactly ``size`` bytes."""
     found = path.stat().st_size
-    if found != size:
+    if size is not None and found != size:
         why = "it is truncated" if found < size else "it is too long"
         raise DataError(f"{path}: has {found:,} bytes, expected {size:,}: {why}")
-
-
-def rows_of(rows: Mapping[str, int] | None, official: Mapping[str, int], relative: str) -> int:
-    """How many rows file ``relative`` must have: as generated, or as published."""
-    if rows is None:
-        return official[relative]
-    try:
-        return rows[relative]
-    except KeyError:
-        raise DataError(f"{GENERATED} does not list {relative}") from None
+    return path

@@ -7,22 +7,24 @@ file has; a set that is not listed there must be the official one.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from aliceopt.lab.data import cifar, imagenet, text
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.folder import GENERATED, data_folder, read_generated
-from aliceopt.lab.data.loading import named
+from aliceopt.lab.data import imagenet, images, text
+from aliceopt.lab.data.folder import GENERATED, DataError, data_folder, read_generated
+from aliceopt.lab.data.registry import named
 from aliceopt.lab.writing import writing
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 Whole = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Random = np.random.Generator
+Files = dict[str, tuple[int, bytes]]  # path -> rows, and content
 
 _SEEN_CLASSES = 10  # generated images use the first ten classes, whatever the set
 _WORDS = 60
@@ -50,72 +52,57 @@ def write(name: str, root: str | Path | None, *, seed: int = 0, size: int | None
     if size < 10:
         raise DataError(f"size must be at least 10, got {size}")
     files = make(np.random.default_rng(seed), size)
-    entries[name] = {
-        "seed": seed,
-        "size": size,
-        "rows": {relative: rows for relative, (rows, _) in files.items()},
-    }
-    _replace(folder / GENERATED, lambda p: p.write_text(json.dumps(entries, indent=1) + "\n"))
-    for relative, (_, save) in files.items():
-        _replace(folder / relative, save)
+    rows = {relative: count for relative, (count, _) in files.items()}
+    entries[name] = {"seed": seed, "size": size, "rows": rows}
+    _replace(folder / GENERATED, (json.dumps(entries, indent=1) + "\n").encode())
+    for relative, (_, content) in files.items():
+        _replace(folder / relative, content)
     return folder
 
 
-Files = dict[str, tuple[int, Callable[[Path], object]]]  # path -> rows, and what writes it
-
-
-def _replace(path: Path, save: Callable[[Path], object]) -> None:
+def _replace(path: Path, content: bytes) -> None:
     """Write through a neighbour and rename, so that nobody reads half a file."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{os.getpid()}-{path.name}")
-        save(partial)
-        partial.replace(path)
-
-
-def _images(random: Random, count: int, side: int) -> tuple[Bytes, Whole]:
-    """Pictures [count, 3 side side] of classes 0 to 9: a coarse pattern of the class, and noise."""
-    patterns = np.random.default_rng(7).integers(0, 200, (_SEEN_CLASSES, 3, 4, 4))
-    labels = random.permutation(np.arange(count) % _SEEN_CLASSES)
-    pictures = patterns[labels].repeat(side // 4, axis=2).repeat(side // 4, axis=3)
-    noisy = pictures + random.integers(0, 56, pictures.shape)
-    return noisy.astype(np.uint8).reshape(count, -1), labels
+        partial_file = path.with_name(f".{os.getpid()}-{path.name}")
+        partial_file.write_bytes(content)
+        partial_file.replace(path)
 
 
 def _held_out(size: int, least: int) -> int:
     return max(least, size // 5)
 
 
-def _cifar10(random: Random, size: int) -> Files:
-    each = [len(part) for part in np.array_split(np.arange(size), len(cifar.TRAIN))]
-    counts = dict(zip((*cifar.TRAIN, cifar.TEST), (*each, _held_out(size, 50)), strict=True))
-    files: Files = {}
-    for relative, count in counts.items():
-        pixels, labels = _images(random, count, 32)
-        table = np.concatenate([labels[:, None].astype(np.uint8), pixels], axis=1)
-        files[relative] = count, table.tofile
-    return files
+def _images(
+    files: tuple[str, ...],
+    side: int,
+    packed: Callable[[Bytes, Whole], bytes],
+    random: Random,
+    size: int,
+) -> Files:
+    """Pictures of classes 0 to 9, a coarse pattern of the class and noise; the last file validates.
+
+    ``packed`` makes a file of pixels [count, 3 side side] and labels.
+    """
+    patterns = np.random.default_rng(7).integers(0, 200, (_SEEN_CLASSES, 3, 4, 4))
+    training = [len(part) for part in np.array_split(np.arange(size), len(files) - 1)]
+    made: Files = {}
+    for file, count in zip(files, (*training, _held_out(size, 50)), strict=True):
+        labels = random.permutation(np.arange(count) % _SEEN_CLASSES)
+        pictures = patterns[labels].repeat(side // 4, axis=2).repeat(side // 4, axis=3)
+        noisy = pictures + random.integers(0, 56, pictures.shape)
+        made[file] = count, packed(noisy.astype(np.uint8).reshape(count, -1), labels)
+    return made
 
 
-def _imagenet(layout: imagenet.Layout) -> Callable[[Random, int], Files]:
-    def make(random: Random, size: int) -> Files:
-        each = [len(part) for part in np.array_split(np.arange(size), len(layout.train))]
-        counts = (*each, _held_out(size, 50))
-        files: Files = {}
-        for name, count in zip((*layout.train, layout.validation), counts, strict=True):
-            pixels, labels = _images(random, count, 64)
-            files[f"{layout.folders[0]}/{name}"] = count, _npz_saver(pixels, labels + 1)
-        return files
-
-    return make
+def _binary(pixels: Bytes, labels: Whole) -> bytes:
+    return np.concatenate([labels[:, None].astype(np.uint8), pixels], axis=1).tobytes()
 
 
-def _npz_saver(data: Bytes, labels: Whole) -> Callable[[Path], object]:
-    def save(path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez(file, data=data, labels=labels)
-
-    return save
+def _npz(pixels: Bytes, labels: Whole) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, data=pixels, labels=labels + 1)
+    return buffer.getvalue()
 
 
 def _words(random: Random, count: int) -> list[str]:
@@ -132,51 +119,40 @@ def _words(random: Random, count: int) -> list[str]:
     return walk
 
 
-def _wikitext(layout: text.WikiText) -> Callable[[Random, int], Files]:
-    def make(random: Random, size: int) -> Files:
-        held_out = _held_out(size, 400)
-        counts = zip(layout.files, (size, held_out, held_out), strict=True)
-        return {relative: (count, _saver(_lines(random, count))) for relative, count in counts}
+def _lines(files: tuple[str, ...], random: Random, size: int) -> Files:
+    """Lines of nine words, exactly as many tokens as told with ``<eos>`` per line; some are <unk>.
 
-    return make
-
-
-def _lines(random: Random, tokens: int) -> str:
-    """Lines of nine words, exactly ``tokens`` tokens with ``<eos>`` per line; some are <unk>."""
-    words = _words(random, tokens)
-    words[:: max(1, tokens // 20)] = [text.UNKNOWN] * len(words[:: max(1, tokens // 20)])
-    whole, rest = divmod(tokens, 10)
-    lines = [" ".join(words[10 * i : 10 * i + 9]) for i in range(whole)]
-    if rest:
-        lines.append(" ".join(words[10 * whole : 10 * whole + rest - 1]))
-    return "".join(f" {line} \n" for line in lines)
+    The first file trains.
+    """
+    made: Files = {}
+    for file, tokens in zip(files, (size, *2 * [_held_out(size, 400)]), strict=True):
+        words = _words(random, tokens)
+        for i in range(0, tokens, max(1, tokens // 20)):
+            words[i] = text.UNKNOWN
+        starts = range(0, tokens, 10)
+        lines = [" ".join(words[i : min(i + 10, tokens) - 1]) for i in starts]
+        made[file] = tokens, "".join(f" {line} \n" for line in lines).encode("ascii")
+    return made
 
 
-def _characters(random: Random, count: int) -> str:
-    written = " ".join(_words(random, count)).replace("a0", "a0\n")
-    return written[:count]
-
-
-def _enwik8(random: Random, size: int) -> Files:
+def _characters(file: str, random: Random, size: int) -> Files:
+    """One file, nine tenths of which train."""
     total = size * 10 // 9
-    return {text.ENWIK8: (total, _saver(_characters(random, total)))}
+    written = " ".join(_words(random, total)).replace("a0", "a0\n")
+    return {file: (total, written[:total].encode("ascii"))}
 
 
-def _shakespeare(random: Random, size: int) -> Files:
-    total = size * 10 // 9
-    return {text.SHAKESPEARE: (total, _saver(_characters(random, total)))}
-
-
-def _saver(content: str) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(content.encode("ascii"))
+def _npz_images(layout: imagenet.Layout) -> Callable[[Random, int], Files]:
+    files = tuple(f"{layout.folders[0]}/{name}" for name in (*layout.train, layout.validation))
+    return partial(_images, files, 64, _npz)
 
 
 _MAKERS: dict[str, tuple[int, Callable[[Random, int], Files]]] = {
-    "cifar10": (500, _cifar10),
-    "imagenet64": (400, _imagenet(imagenet.IMAGENET64)),
-    "tiny-imagenet-64": (400, _imagenet(imagenet.TINY_IMAGENET_64)),
-    "wikitext-2": (20_000, _wikitext(text.WIKITEXT_2)),
-    "wikitext-103": (20_000, _wikitext(text.WIKITEXT_103)),
-    "enwik8": (40_000, _enwik8),
-    "tinyshakespeare": (20_000, _shakespeare),
+    "cifar10": (500, partial(_images, images.FILES, 32, _binary)),
+    "imagenet64": (400, _npz_images(imagenet.IMAGENET64)),
+    "tiny-imagenet-64": (400, _npz_images(imagenet.TINY_IMAGENET_64)),
+    "wikitext-2": (20_000, partial(_lines, text.WIKITEXT_2.files)),
+    "wikitext-103": (20_000, partial(_lines, text.WIKITEXT_103.files)),
+    "enwik8": (40_000, partial(_characters, text.ENWIK8)),
+    "tinyshakespeare": (20_000, partial(_characters, text.SHAKESPEARE)),
 }

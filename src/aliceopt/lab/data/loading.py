@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from aliceopt.lab.data.augment import PadCropFlip, unit_floats
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.folder import data_folder, generated_rows
-from aliceopt.lab.data.parts import ImageParts, TextParts
-from aliceopt.lab.data.registry import DATASETS, DataSet
+from aliceopt.lab.data.folder import DataError, ImageParts, TextParts, data_folder, generated_rows
+from aliceopt.lab.data.registry import named
 from aliceopt.lab.data.splits import Arrays, Split, Tokens
 
 DEFAULT_LENGTH = 64
@@ -54,86 +52,68 @@ def load(
     ``split.to(device)``. ``validation_batch_size`` is ``batch_size`` unless given, and at most what
     there is. Raises DataError and names the file and the reason.
     """
-    data_set = named(name)
-    folder = data_folder(root)
+    data_set, folder = named(name), data_folder(root)
     rows = generated_rows(name, folder)
-    _refuse_unfit(data_set, augment, length, tokens)
+    if augment and not data_set.augmentable:
+        raise DataError(f"{name} has no augmentation: leave augment off")
+    for option, value in (("length", length), ("tokens", tokens)):
+        if value is not None and data_set.kind != "text":
+            raise DataError(f"{name} holds images: {option} is for texts")
     parts = data_set.read(folder, rows)
-    if tokens is not None and isinstance(parts, TextParts):
-        parts = beginning(name, parts, tokens)
-    sizes = batch_size, validation_batch_size or batch_size
-    train: Split
-    validation: Split
+    sizes = batch_size, batch_size if validation_batch_size is None else validation_batch_size
+    window = DEFAULT_LENGTH if length is None else length
     try:
         if isinstance(parts, ImageParts):
-            train, validation = image_splits(parts, *sizes, augment=augment)
-            shape = tuple(parts.train_images.shape[1:])
+            train, validation, shape, note = _images(parts, *sizes, augment)
         else:
-            train, validation = text_splits(parts, *sizes, length=length or DEFAULT_LENGTH)
-            shape = (length or DEFAULT_LENGTH,)
+            train, validation, shape, note = _texts(parts, *sizes, window, tokens)
     except ValueError as error:
         raise DataError(f"{name}: {error}") from None
-    note = describe(parts) + (" (generated)" if rows is not None else "")
+    note += " (generated)" if rows is not None else ""
     return Loaded(name, train, validation, parts.classes, shape, note, rows is not None)
 
 
-def named(name: str) -> DataSet:
-    """The data set of that name, or a DataError that lists the names."""
-    try:
-        return DATASETS[name]
-    except KeyError:
-        raise DataError(f"no data set {name!r}: choose from {', '.join(DATASETS)}") from None
+Made = tuple[Split, Split, tuple[int, ...], str]  # training, validation, shape of an input, note
 
 
-def _refuse_unfit(data_set: DataSet, augment: bool, length: int | None, tokens: int | None) -> None:
-    if augment and not data_set.augmentable:
-        raise DataError(f"{data_set.name} has no augmentation: leave augment off")
-    for option, value in (("length", length), ("tokens", tokens)):
-        if value is not None and data_set.kind != "text":
-            raise DataError(f"{data_set.name} holds images: {option} is for texts")
-
-
-def beginning(name: str, parts: TextParts, tokens: int) -> TextParts:
-    """The first ``tokens`` tokens of training, and the same share of validation; all classes."""
-    count = len(parts.train)
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= count:
-        raise DataError(
-            f"{name}: tokens must be a whole number from 1 to {count}, all there are to train on; "
-            f"got {tokens!r}"
-        )
-    validation = parts.validation[: len(parts.validation) * tokens // count]
-    return replace(parts, train=parts.train[:tokens], validation=validation)
-
-
-def image_splits(
-    parts: ImageParts, batch_size: int, validation_batch_size: int, *, augment: bool = False
-) -> tuple[Arrays, Arrays]:
-    """Training and validation images as splits; bytes become floats batch by batch."""
+def _images(parts: ImageParts, batch_size: int, validation_size: int, augment: bool) -> Made:
+    """Bytes become floats batch by batch."""
     prepare = unit_floats if parts.train_images.dtype == torch.uint8 else None
-    change = PadCropFlip() if augment else None
     train = Arrays(
-        parts.train_images, parts.train_labels, batch_size, augment=change, prepare=prepare
+        parts.train_images,
+        parts.train_labels,
+        batch_size,
+        augment=PadCropFlip() if augment else None,
+        prepare=prepare,
     )
-    count = min(validation_batch_size, len(parts.validation_images))
-    return train, Arrays(parts.validation_images, parts.validation_labels, count, prepare=prepare)
+    count = len(parts.validation_images)
+    validation = Arrays(
+        parts.validation_images,
+        parts.validation_labels,
+        min(validation_size, count),
+        prepare=prepare,
+    )
+    shape = tuple(parts.train_images.shape[1:])
+    side = "x".join(map(str, shape[1:]))
+    note = f"{len(parts.train_images):,} training and {count:,} validation images, "
+    return train, validation, shape, f"{note}{side}, {parts.classes:,} classes"
 
 
-def text_splits(
-    parts: TextParts, batch_size: int, validation_batch_size: int, *, length: int
-) -> tuple[Tokens, Tokens]:
-    """Training and validation text as splits."""
-    train = Tokens(parts.train, batch_size, length)
-    count = min(validation_batch_size, max(1, len(parts.validation) // length - 1))
-    return train, Tokens(parts.validation, count, length)
-
-
-def describe(parts: ImageParts | TextParts) -> str:
-    """How much data there is, in a line."""
-    if isinstance(parts, TextParts):
-        counts, what = (len(parts.train), len(parts.validation)), "tokens"
-        kinds = f"{parts.classes:,} different tokens"
-    else:
-        counts, what = (len(parts.train_labels), len(parts.validation_labels)), "images"
-        size = "x".join(str(n) for n in parts.train_images.shape[2:])
-        kinds = f"{size}, {parts.classes:,} classes"
-    return f"{counts[0]:,} training and {counts[1]:,} validation {what}, {kinds}"
+def _texts(
+    parts: TextParts, batch_size: int, validation_size: int, length: int, tokens: int | None
+) -> Made:
+    """All of a text, or its first ``tokens`` and the same share of validation; all classes."""
+    ids, held_out = parts.train, parts.validation
+    if tokens is not None:
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= len(ids):
+            raise ValueError(
+                f"tokens must be a whole number from 1 to {len(ids)}, all there are to train on; "
+                f"got {tokens!r}"
+            )
+        held_out = held_out[: len(held_out) * tokens // len(ids)]
+        ids = ids[:tokens]
+    train = Tokens(ids, batch_size, length)
+    windows = max(1, len(held_out) // length - 1)
+    validation = Tokens(held_out, min(validation_size, windows), length)
+    note = f"{len(ids):,} training and {len(held_out):,} validation tokens, "
+    return train, validation, (length,), f"{note}{parts.classes:,} different tokens"

@@ -1,17 +1,22 @@
-"""The data sets by name: files, reader, official address, checksums and terms."""
+"""The data sets by name: files, reader, official address, checksums, terms; and are they right?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from aliceopt.lab.data import cifar, digits, imagenet, text
-from aliceopt.lab.data.parts import ImageParts, TextParts
-
-Rows = Mapping[str, int] | None
+from aliceopt.lab.data import imagenet, images, text
+from aliceopt.lab.data.folder import (
+    DataError,
+    ImageParts,
+    Rows,
+    TextParts,
+    data_folder,
+    generated_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class DataSet:
     page: str
     terms: str
     whole: Callable[[Path, Rows], str] | None = None
-    sources: tuple[Source, ...] = ()
+    source: Source | None = None
     md5: Mapping[str, str] = field(default_factory=dict)
     by_hand: str = ""
     augmentable: bool = False
@@ -65,11 +70,11 @@ def _wikitext(layout: text.WikiText) -> DataSet:
         title=f"{layout.name.replace('wikitext', 'WikiText')}, Wikipedia articles by words",
         kind="text",
         files=lambda root: list(layout.files),
-        read=partial(text.read_wikitext, layout),
-        examine=partial(text.examine_wikitext, layout),
+        read=layout.read,
+        examine=layout.examine,
         page="https://huggingface.co/datasets/Salesforce/wikitext",
         terms="Creative Commons Attribution-ShareAlike",
-        sources=(Source(f"https://wikitext.smerity.com/{archive}", "zip", archive),),
+        source=Source(f"https://wikitext.smerity.com/{archive}", "zip", archive),
     )
 
 
@@ -79,7 +84,7 @@ _ALL = (
         title="handwritten digits 8x8, built in",
         kind="images",
         files=lambda root: [],
-        read=lambda root, rows: digits.read(),
+        read=lambda root, rows: images.read_digits(),
         examine=lambda root, relative, rows: "built in",
         page="https://scikit-learn.org/stable/datasets/toy_dataset.html",
         terms="part of the UCI collection, distributed with scikit-learn (BSD)",
@@ -88,20 +93,18 @@ _ALL = (
         name="cifar10",
         title="CIFAR-10, images 32x32 in 10 classes",
         kind="images",
-        files=lambda root: [*cifar.TRAIN, cifar.TEST],
-        read=cifar.read,
-        examine=cifar.examine,
+        files=lambda root: list(images.FILES),
+        read=images.read_cifar,
+        examine=images.examine_cifar,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         terms="no licence given; its page asks to cite Krizhevsky's report of 2009",
-        sources=(
-            Source(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                "tar",
-                "cifar-10-binary.tar.gz",
-                md5="c32a1d4ab5d03f1284b67883e8d87530",
-            ),
+        source=Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "tar",
+            "cifar-10-binary.tar.gz",
+            md5="c32a1d4ab5d03f1284b67883e8d87530",
         ),
-        md5=cifar.MD5,
+        md5=images.MD5,
         augmentable=True,
     ),
     DataSet(
@@ -109,9 +112,9 @@ _ALL = (
         title="downsampled ImageNet, images 64x64 in 1,000 classes",
         kind="images",
         files=imagenet.IMAGENET64.files,
-        read=partial(imagenet.read, imagenet.IMAGENET64),
-        examine=partial(imagenet.examine, imagenet.IMAGENET64),
-        whole=partial(imagenet.examine_whole, imagenet.IMAGENET64),
+        read=imagenet.IMAGENET64.read,
+        examine=imagenet.IMAGENET64.examine,
+        whole=imagenet.IMAGENET64.examine_whole,
         page="https://image-net.org/download-images.php",
         terms="ImageNet's terms of access: research and education only, after registration",
         by_hand="log in, accept the terms and download, under 'Download downsampled image "
@@ -123,19 +126,17 @@ _ALL = (
         title="Tiny-ImageNet, images 64x64 in 200 classes",
         kind="images",
         files=imagenet.TINY_IMAGENET_64.files,
-        read=partial(imagenet.read, imagenet.TINY_IMAGENET_64),
-        examine=partial(imagenet.examine, imagenet.TINY_IMAGENET_64),
-        whole=partial(imagenet.examine_whole, imagenet.TINY_IMAGENET_64),
+        read=imagenet.TINY_IMAGENET_64.read,
+        examine=imagenet.TINY_IMAGENET_64.examine,
+        whole=imagenet.TINY_IMAGENET_64.examine_whole,
         page="https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         terms="a part of ImageNet: research and education only",
-        sources=(
-            Source(
-                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                "tiny-imagenet",
-                "tiny-imagenet-200.zip",
-                # The publisher gives none; many projects check the same archive by this one.
-                md5="90528d7ca1a48142e341f4ef8d21d0de",
-            ),
+        source=Source(
+            "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "tiny-imagenet",
+            "tiny-imagenet-200.zip",
+            # The publisher gives none; many projects check the same archive by this one.
+            md5="90528d7ca1a48142e341f4ef8d21d0de",
         ),
         augmentable=True,
     ),
@@ -150,7 +151,7 @@ _ALL = (
         examine=text.examine_enwik8,
         page="https://mattmahoney.net/dc/textdata.html",
         terms="text of Wikipedia: GNU Free Documentation License",
-        sources=(Source("https://mattmahoney.net/dc/enwik8.zip", "zip", "enwik8.zip"),),
+        source=Source("https://mattmahoney.net/dc/enwik8.zip", "zip", "enwik8.zip"),
         md5={text.ENWIK8: "a1fa5ffddb56f4953e226637dabbb36a"},
     ),
     DataSet(
@@ -162,15 +163,74 @@ _ALL = (
         examine=text.examine_shakespeare,
         page="https://github.com/karpathy/char-rnn",
         terms="the plays are in the public domain",
-        sources=(
-            Source(
-                "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-                "tinyshakespeare/input.txt",
-                "file",
-                text.SHAKESPEARE,
-            ),
+        source=Source(
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
+            "tinyshakespeare/input.txt",
+            "file",
+            text.SHAKESPEARE,
         ),
     ),
 )
 
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
+
+
+def named(name: str) -> DataSet:
+    """The data set of that name, or a DataError that lists the names."""
+    if name not in DATASETS:
+        raise DataError(f"no data set {name!r}: choose from {', '.join(DATASETS)}")
+    return DATASETS[name]
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """The verdict on one file: right or not, and why."""
+
+    file: str
+    ok: bool
+    detail: str
+
+
+def file_md5(path: Path) -> str:
+    """The md5 sum of a file, in hexadecimal; it tells damage apart, not malice."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def present_files(name: str, root: str | Path | None = None) -> tuple[list[str], list[str]]:
+    """The files of set ``name`` that are there, and those that are missing."""
+    folder = data_folder(root)
+    files = named(name).files(folder)
+    missing = [file for file in files if not (folder / file).is_file()]
+    return [file for file in files if file not in missing], missing
+
+
+def check_files(name: str, root: str | Path | None = None) -> Iterator[FileReport]:
+    """Read every file of set ``name`` in full and report on each, then on the set as a whole.
+
+    Sizes, counts, types and labels are checked always; md5 sums where the publisher gives them, and
+    then not for generated data.
+    """
+    data_set, folder = named(name), data_folder(root)
+    rows = generated_rows(name, folder)
+    failed = False
+    for file in data_set.files(folder):
+        try:
+            detail = data_set.examine(folder, file, rows)
+            if rows is None and file in data_set.md5:
+                found, published = file_md5(folder / file), data_set.md5[file]
+                if found != published:
+                    raise DataError(f"has md5 {found}, published is {published}")
+                detail += ", md5 as published"
+        except (DataError, OSError) as error:
+            failed = True
+            missing = not (folder / file).exists()
+            detail = "missing" if missing else str(error).removeprefix(f"{folder / file}: ")
+            yield FileReport(file, False, detail)
+        else:
+            yield FileReport(file, True, detail + (", generated" if rows is not None else ""))
+    if data_set.whole is not None and not failed:
+        try:
+            yield FileReport(name, True, data_set.whole(folder, rows))
+        except DataError as error:
+            yield FileReport(name, False, str(error))

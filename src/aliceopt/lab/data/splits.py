@@ -8,7 +8,6 @@ All random numbers come from CPU generators, so every device sees the same value
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -57,55 +56,51 @@ def generator_for(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state[0]))
 
 
-def _checked_batch_size(batch_size: object, count: int, what: str) -> int:
-    size: int = checked(Count, batch_size, "batch_size")
-    if count == 0:
-        raise ValueError(f"the data is empty: 0 {what}")
-    if size > count:
-        raise ValueError(
-            f"batch_size {size} is larger than the data, {count} {what}: "
-            f"choose a batch_size of at most {count}"
-        )
-    return size
+class _Shuffled:
+    """Batches of ``count`` things, in an order drawn from (seed, epoch).
 
-
-def _on(tensor: Tensor, device: torch.device) -> Tensor:
-    """The CPU tensor on ``device``; for CUDA through pinned memory, so that nobody waits."""
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-class _Epochs:
-    """What was drawn for the last few (seed, epoch), each tensor as [batches, batch_size, ...]."""
+    What was drawn for the last few epochs is kept on ``draws_on``, [batches, batch_size, ...].
+    """
 
     def __init__(
-        self,
-        draw: Callable[[torch.Generator], tuple[Tensor, ...]],
-        batches: int,
-        batch_size: int,
-        device: torch.device,
+        self, batch_size: int, count: int, draws_on: torch.device, what: str = "examples"
     ) -> None:
-        self._draw = draw
-        self._shape = (batches, batch_size)
-        self._device = device
-        self._kept: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        self.batch_size: int = checked(Count, batch_size, "batch_size")
+        if count == 0:
+            raise ValueError(f"the data is empty: 0 {what}")
+        if batch_size > count:
+            raise ValueError(
+                f"batch_size {batch_size} is larger than the data, {count} {what}: "
+                f"choose a batch_size of at most {count}"
+            )
+        self._count = count
+        self._draws_on = draws_on
+        self._kept: dict[tuple[int, int], list[Tensor]] = {}
 
-    def rows(self, seed: int, epoch: int, index: int) -> list[Tensor]:
+    def __len__(self) -> int:
+        """Full batches in an epoch."""
+        return self._count // self.batch_size
+
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The order of an epoch, and whatever else is random, all with ``count`` rows."""
+        return (torch.randperm(self._count, generator=generator),)
+
+    def _drawn(self, seed: int, epoch: int, index: int) -> list[Tensor]:
         """The draws of one batch: views, once the epoch is known."""
-        batches, batch_size = self._shape
-        if not 0 <= index < batches:
-            raise IndexError(f"batch {index} asked for, but an epoch has {batches} batches")
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} asked for, but an epoch has {len(self)} batches")
         drawn = self._kept.get((seed, epoch))
         if drawn is None:
-            drawn = tuple(
-                _on(t[: batches * batch_size].unflatten(0, self._shape), self._device)
-                for t in self._draw(generator_for(seed, epoch))
-            )
+            drawn = []
+            for draw in self._draw(generator_for(seed, epoch)):
+                batches = draw[: len(self) * self.batch_size].unflatten(0, (len(self), -1))
+                on_cuda = self._draws_on.type == "cuda"  # through pinned memory: nobody waits
+                batches = batches.pin_memory() if on_cuda else batches
+                drawn.append(batches.to(self._draws_on, non_blocking=on_cuda))
             while len(self._kept) >= _EPOCHS_KEPT:
                 self._kept.pop(next(iter(self._kept)), None)
             self._kept[seed, epoch] = drawn
-        return [t[index] for t in drawn]
+        return [batches[index] for batches in drawn]
 
 
 def _as_tensor(value: object, what: str) -> Tensor:
@@ -118,7 +113,7 @@ def _as_tensor(value: object, what: str) -> Tensor:
     return value.detach()
 
 
-class Arrays:
+class Arrays(_Shuffled):
     """Examples held whole in two tensors, on the device they are used on.
 
     ``inputs`` [N, ...] and ``targets`` [N, ...]. ``augment`` changes the inputs of training
@@ -147,19 +142,13 @@ class Arrays:
                 f"{tuple(self.inputs.shape)}, {len(self.targets)} targets of shape "
                 f"{tuple(self.targets.shape)}"
             )
-        self.batch_size = _checked_batch_size(batch_size, len(self.inputs), "examples")
+        super().__init__(batch_size, len(self.inputs), self.inputs.device)
         self.augment = augment
         self.prepare = prepare
-        self._epochs = _Epochs(self._draw, len(self), batch_size, self.inputs.device)
-
-    def __len__(self) -> int:
-        """Full batches in an epoch."""
-        return len(self.inputs) // self.batch_size
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        count = len(self.inputs)
-        order = torch.randperm(count, generator=generator)
-        return order, *(self.augment.draw(count, generator) if self.augment else ())
+        order = super()._draw(generator)
+        return order if self.augment is None else order + self.augment.draw(self._count, generator)
 
     def to(self, device: torch.device | str) -> Arrays:
         """The same split with its tensors on ``device``; itself if they are there already."""
@@ -171,26 +160,23 @@ class Arrays:
 
     def batch(self, seed: int, epoch: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of batch ``index``, shuffled and augmented by (seed, epoch)."""
-        rows, *draws = self._epochs.rows(seed, epoch, index)
+        rows, *draws = self._drawn(seed, epoch, index)
         inputs = self.inputs.index_select(0, rows)
         if self.augment is not None:
             inputs = self.augment(inputs, *draws)
-        return self._prepared(inputs), self.targets.index_select(0, rows)
-
-    def _prepared(self, inputs: Tensor) -> Tensor:
-        return inputs if self.prepare is None else self.prepare(inputs)
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
+        return inputs, self.targets.index_select(0, rows)
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every example once, without augmentation; the last batch may be smaller."""
-        pairs = zip(
-            self.inputs.split(self.batch_size), self.targets.split(self.batch_size), strict=True
-        )
-        for inputs, targets in pairs:
-            # A model may write to its inputs; the data must not change.
-            yield (inputs.clone() if self.prepare is None else self.prepare(inputs)), targets
+        prepare = self.prepare or torch.clone  # a model may write to its inputs, not to the data
+        for start in range(0, self._count, self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            yield prepare(self.inputs[rows]), self.targets[rows]
 
 
-class Tokens:
+class Tokens(_Shuffled):
     """A text as one row of token numbers, served in windows.
 
     ``ids``: [N], any integer dtype (bytes stay bytes in memory). Inputs and targets of a batch are
@@ -209,19 +195,15 @@ class Tokens:
             )
         checked(Count, length, "length")
         # The last window must end inside the text even from the largest offset, length - 1.
-        self._windows = max(0, (len(self.ids) - length) // length)
+        windows = max(0, (len(self.ids) - length) // length)
         what = f"windows of {length} tokens in {len(self.ids)} tokens"
-        self.batch_size = _checked_batch_size(batch_size, self._windows, what)
+        super().__init__(batch_size, windows, self.ids.device, what)
         self.length = length
-        self._epochs = _Epochs(self._draw, len(self), batch_size, self.ids.device)
-
-    def __len__(self) -> int:
-        """Full batches in an epoch, whatever its offset."""
-        return self._windows // self.batch_size
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         offset = torch.randint(0, self.length, (), generator=generator)
-        return (torch.randperm(self._windows, generator=generator) * self.length + offset,)
+        (windows,) = super()._draw(generator)
+        return (windows * self.length + offset,)
 
     def to(self, device: torch.device | str) -> Tokens:
         """The same split with its tokens on ``device``; itself if they are there already."""
@@ -230,7 +212,7 @@ class Tokens:
 
     def batch(self, seed: int, epoch: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of batch ``index``, shuffled by (seed, epoch)."""
-        (starts,) = self._epochs.rows(seed, epoch, index)
+        (starts,) = self._drawn(seed, epoch, index)
         ahead = torch.arange(self.length + 1, device=self.ids.device)
         return _shifted(self.ids[starts[:, None] + ahead])
 
@@ -250,7 +232,7 @@ def _shifted(windows: Tensor) -> tuple[Tensor, Tensor]:
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-class Items:
+class Items(_Shuffled):
     """Any map-style dataset whose items are pairs (input, target).
 
     Items are fetched one by one on the CPU and moved to the device, so this is the slow way: two
@@ -267,19 +249,10 @@ class Items:
         *,
         device: torch.device | str = "cpu",
     ) -> None:
+        super().__init__(batch_size, len(dataset), torch.device("cpu"))
         self.dataset = dataset
-        self._count = len(dataset)
-        self.batch_size = _checked_batch_size(batch_size, self._count, "examples")
         self.collate_fn = collate_fn
         self.device = torch.device(device)
-        self._epochs = _Epochs(self._draw, len(self), batch_size, torch.device("cpu"))
-
-    def __len__(self) -> int:
-        """Full batches in an epoch."""
-        return self._count // self.batch_size
-
-    def _draw(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return (torch.randperm(self._count, generator=generator),)
 
     def to(self, device: torch.device | str) -> Items:
         """The same split, its batches moved to ``device``."""
@@ -287,22 +260,27 @@ class Items:
 
     def batch(self, seed: int, epoch: int, index: int) -> tuple[Any, Any]:
         """Inputs and targets of batch ``index``, shuffled by (seed, epoch)."""
-        (rows,) = self._epochs.rows(seed, epoch, index)
-        return self._fetched(rows.tolist(), (seed, epoch, index))
+        (rows,) = self._drawn(seed, epoch, index)
+        return self._fetched(rows.tolist(), seed, epoch, index)
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
         """Every example once; the last batch may be smaller."""
         for start in range(0, self._count, self.batch_size):
             rows = list(range(start, min(start + self.batch_size, self._count)))
-            yield self._fetched(rows, (0, 0, start))
+            yield self._fetched(rows, 0, 0, start)
 
-    def _fetched(self, rows: list[int], key: tuple[int, int, int]) -> tuple[Any, Any]:
-        with _seeded(*key):
+    def _fetched(self, rows: list[int], *key: int) -> tuple[Any, Any]:
+        """Those items as a batch on the device; transforms draw random numbers by ``key``."""
+        states = host_states()
+        seed_host(generator_for(*key).initial_seed())
+        try:
             if hasattr(self.dataset, "__getitems__"):
                 items = self.dataset.__getitems__(rows)
             else:
                 items = [self.dataset[row] for row in rows]
             pair = (self.collate_fn or default_collate)(items)
+        finally:
+            restore_host_states(states)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             found = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
             raise TypeError(
@@ -311,17 +289,6 @@ class Items:
             )
         inputs, targets = pair
         return _moved(inputs, self.device), _moved(targets, self.device)
-
-
-@contextmanager
-def _seeded(*key: int) -> Iterator[None]:
-    """Set the global CPU random states from ``key`` for a while; they come back as they were."""
-    states = host_states()
-    seed_host(generator_for(*key).initial_seed())
-    try:
-        yield
-    finally:
-        restore_host_states(states)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

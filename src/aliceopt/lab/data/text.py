@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from aliceopt.lab.data.errors import DataError
-from aliceopt.lab.data.folder import checked_size, found_file, rows_of
-from aliceopt.lab.data.parts import TextParts
+from aliceopt.lab.data.folder import DataError, Rows, TextParts, found_file, rows_of
 
 END = "<eos>"
 UNKNOWN = "<unk>"
@@ -23,6 +21,9 @@ ENWIK8_BYTES = 100_000_000
 SHAKESPEARE = "tinyshakespeare.txt"
 SHAKESPEARE_BYTES = 1_115_394
 SHAKESPEARE_CHARACTERS = 65
+
+
+Ids = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,34 @@ class WikiText:
     def files(self) -> tuple[str, ...]:
         """Training, validation and test file."""
         return tuple(self.tokens)
+
+    def read(self, root: Path, rows: Rows = None) -> TextParts:
+        """The three parts by words; the vocabulary is that of the training part."""
+        paths = [found_file(self.name, root, relative) for relative in self.files]
+        ids, vocabulary = self._train(paths[0], rows)
+        others = [encode(path, vocabulary) for path in paths[1:]]
+        for relative, path, part in zip(self.files[1:], paths[1:], others, strict=True):
+            _counted(path, len(part), rows_of(rows, self.tokens, relative))
+        train, validation, test = map(torch.from_numpy, (ids, *others))
+        return TextParts(train, validation, test, classes=len(vocabulary))
+
+    def _train(self, path: Path, rows: Rows) -> tuple[Ids, dict[str, int]]:
+        """Token numbers and vocabulary of the training file, both counted."""
+        ids, vocabulary = encode_train(path)
+        _counted(path, len(ids), rows_of(rows, self.tokens, self.files[0]))
+        if rows is None:
+            _counted(path, len(vocabulary), self.vocabulary, "different words")
+        return ids, vocabulary
+
+    def examine(self, root: Path, relative: str, rows: Rows = None) -> str:
+        """One line about a file that is right; DataError for one that is not."""
+        path = found_file(self.name, root, relative)
+        if relative == self.files[0]:
+            ids, vocabulary = self._train(path, rows)
+            return f"{len(ids):,} tokens, {len(vocabulary):,} different words"
+        expected = rows_of(rows, self.tokens, relative)
+        _counted(path, sum(map(len, word_chunks(path))), expected)
+        return f"{expected:,} tokens"
 
 
 def _wikitext(name: str, train: int, vocabulary: int) -> WikiText:
@@ -68,7 +97,7 @@ def word_chunks(path: Path) -> Iterator[list[str]]:
             yield text.replace("\n", f" {END} ").split()
 
 
-def encode_train(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], dict[str, int]]:
+def encode_train(path: Path) -> tuple[Ids, dict[str, int]]:
     """Token numbers of the training file and its vocabulary, the most frequent word first.
 
     Words equally frequent stand in the order of their first appearance. One pass over the text:
@@ -84,8 +113,7 @@ def encode_train(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]]
         raise DataError(f"{path}: is empty")
     counts = sum(np.bincount(chunk, minlength=len(vocabulary)) for chunk in chunks)
     by_rank = np.argsort(-np.asarray(counts), kind="stable")
-    rank = np.empty(len(by_rank), np.int32)
-    rank[by_rank] = np.arange(len(by_rank), dtype=np.int32)
+    rank = np.argsort(by_rank).astype(np.int32)
     ids = np.empty(sum(map(len, chunks)), np.int32)
     end = len(ids)
     while chunks:  # from the back, so that every chunk is freed as it is copied
@@ -96,7 +124,7 @@ def encode_train(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]]
     return ids, {words[i]: n for n, i in enumerate(by_rank.tolist())}
 
 
-def encode(path: Path, vocabulary: Mapping[str, int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def encode(path: Path, vocabulary: Mapping[str, int]) -> Ids:
     """Token numbers of another file; a word that training did not have becomes ``<unk>``."""
     unknown = vocabulary.get(UNKNOWN)
     chunks = []
@@ -118,51 +146,20 @@ def _counted(path: Path, found: int, expected: int, what: str = "tokens") -> Non
         raise DataError(f"{path}: has {found:,} {what}, expected {expected:,}")
 
 
-def read_wikitext(text: WikiText, root: Path, rows: Mapping[str, int] | None = None) -> TextParts:
-    """The three parts by words; the vocabulary is that of the training part."""
-    paths = [found_file(text.name, root, relative) for relative in text.files]
-    ids, vocabulary = encode_train(paths[0])
-    parts = [ids, *(encode(path, vocabulary) for path in paths[1:])]
-    for relative, path, part in zip(text.files, paths, parts, strict=True):
-        _counted(path, len(part), rows_of(rows, text.tokens, relative))
-    if rows is None:
-        _counted(paths[0], len(vocabulary), text.vocabulary, "different words")
-    train, validation, test = map(torch.from_numpy, parts)
-    return TextParts(train, validation, test, classes=len(vocabulary))
-
-
-def examine_wikitext(
-    text: WikiText, root: Path, relative: str, rows: Mapping[str, int] | None = None
-) -> str:
-    """One line about a file that is right; DataError for one that is not."""
-    path = found_file(text.name, root, relative)
-    expected = rows_of(rows, text.tokens, relative)
-    if relative != text.files[0]:
-        _counted(path, sum(map(len, word_chunks(path))), expected)
-        return f"{expected:,} tokens"
-    ids, vocabulary = encode_train(path)
-    _counted(path, len(ids), expected)
-    if rows is None:
-        _counted(path, len(vocabulary), text.vocabulary, "different words")
-    return f"{expected:,} tokens, {len(vocabulary):,} different words"
-
-
-def read_enwik8(root: Path, rows: Mapping[str, int] | None = None) -> TextParts:
+def read_enwik8(root: Path, rows: Rows = None) -> TextParts:
     """Bytes as they are, 256 classes: 90 % for training, 5 % each for validation and test."""
-    path = found_file(ENWIK8, root, ENWIK8)
     size = rows_of(rows, {ENWIK8: ENWIK8_BYTES}, ENWIK8)
-    checked_size(path, size)
+    path = found_file(ENWIK8, root, ENWIK8, size)
     ids = torch.from_numpy(np.fromfile(path, np.uint8))
     tail = size // 20
     train, validation, test = ids.split([size - 2 * tail, tail, tail])
     return TextParts(train, validation, test, classes=256)
 
 
-def read_shakespeare(root: Path, rows: Mapping[str, int] | None = None) -> TextParts:
+def read_shakespeare(root: Path, rows: Rows = None) -> TextParts:
     """Characters numbered in the order of their codes: the first 90 % train, the rest validates."""
-    path = found_file("tinyshakespeare", root, SHAKESPEARE)
     size = rows_of(rows, {SHAKESPEARE: SHAKESPEARE_BYTES}, SHAKESPEARE)
-    checked_size(path, size)
+    path = found_file("tinyshakespeare", root, SHAKESPEARE, size)
     codes = np.fromfile(path, np.uint8)
     wrong = np.flatnonzero(codes > 127)
     if len(wrong):
@@ -175,13 +172,13 @@ def read_shakespeare(root: Path, rows: Mapping[str, int] | None = None) -> TextP
     return TextParts(train, validation, None, classes=len(characters))
 
 
-def examine_enwik8(root: Path, relative: str, rows: Mapping[str, int] | None = None) -> str:
+def examine_enwik8(root: Path, relative: str, rows: Rows = None) -> str:
     """One line about the file if it is right; DataError if it is not."""
     parts = read_enwik8(root, rows)
     return f"bytes: {len(parts.train):,} to train, {len(parts.validation):,} to validate"
 
 
-def examine_shakespeare(root: Path, relative: str, rows: Mapping[str, int] | None = None) -> str:
+def examine_shakespeare(root: Path, relative: str, rows: Rows = None) -> str:
     """One line about the file if it is right; DataError if it is not."""
     parts = read_shakespeare(root, rows)
     count = len(parts.train) + len(parts.validation)

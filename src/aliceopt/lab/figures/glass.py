@@ -11,68 +11,28 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from aliceopt.lab.figures import style
+from aliceopt.lab.typed import checked, whole
 from aliceopt.theory.glass_bound import glass_loss_bound, loss_variance
 from aliceopt.theory.relu_glass import glass_density
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 HALF_WIDTH, HALF_HEIGHT = 1.0, 0.5
 """The window drawn, |theta_1| <= 1 and |theta_2| <= 1/2; the path is its horizontal middle line."""
 
 _REACH = math.hypot(HALF_WIDTH, HALF_HEIGHT)
 _ARROW_LENGTH = 0.1  # window units of an arrow of strength 1: long enough to read, short of a cell
-
-
 _CHUNK = 200  # glasses simulated at once: about ten megabytes
 _SHOWN = 40  # trajectories drawn behind the statistics, which use every glass
 
-_BAND_LABEL = "± standard deviation of the change"
-_ARROWS: dict[str, Any] = {
-    "angles": "xy",
-    "scale_units": "xy",
-    "scale": 1.0,
-    "color": style.BLUE,
-    "width": 0.0045,
-    "headwidth": 4.0,
-    "headlength": 4.5,
-    "headaxislength": 4.0,
-    "zorder": 3,
-}
 _PATH: dict[str, Any] = {"color": style.VERMILLION, "lw": 1.8, "zorder": 4}
-_CROSSINGS: dict[str, Any] = {
-    "color": style.VERMILLION,
-    "ls": "",
-    "marker": "o",
-    "ms": 3.2,
-    "zorder": 5,
-}
-_OTHERS: dict[str, Any] = {"color": style.GRAY, "lw": 0.5, "alpha": 0.8}
-_BAND: dict[str, Any] = {
-    "facecolor": (style.SKY, 0.3),
-    "edgecolor": style.BLUE,
-    "ls": "--",
-    "lw": 1.0,
-    "zorder": 0,
-}
-_BOUND: dict[str, Any] = {"color": style.BLACK, "lw": 2.0, "zorder": 6}
-_MEAN: dict[str, Any] = {
-    "color": style.GREEN,
-    "ls": "",
-    "marker": "o",
-    "ms": 5,
-    "mfc": "white",
-    "mew": 1.3,
-    "zorder": 7,
-    "clip_on": False,
-}
-_START: dict[str, Any] = {"color": style.VERMILLION, "marker": "D", "ms": 6.5, "zorder": 6}
+_DOTS: dict[str, Any] = {"ls": "", "marker": "o"}
+_CROSSINGS: dict[str, Any] = {"color": style.VERMILLION, "ms": 3.2, "zorder": 5, **_DOTS}
 
 
 @dataclass(frozen=True)
@@ -120,10 +80,11 @@ class GradientGlass:
         strengths = torch.where(uniform[0] < 0.5, -1.0, 1.0) * self.strengths.abs()
         return replace(self, strengths=strengths, offsets=self.reach * (2 * uniform[1] - 1))
 
-    def excess_loss(self, start: Tensor, displacements: Tensor) -> Tensor:
-        """loss(start + d) - loss(start) - d . gradient(start): what the glass alone adds."""
-        linear = self.gradient(start[None]) @ displacements.T
-        return self.loss(start + displacements) - self.loss(start[None]) - linear.squeeze(-2)
+    def excess_loss(self, points: Tensor) -> Tensor:
+        """loss(x) - loss(0) - x . gradient(0): what the glass alone adds on the way from 0."""
+        start = torch.zeros_like(points[:1])
+        linear = self.gradient(start) @ points.T
+        return self.loss(points) - self.loss(start) - linear.squeeze(-2)
 
 
 def simulate_glass(kinks: int, generator: torch.Generator, reach: float = _REACH) -> GradientGlass:
@@ -142,10 +103,11 @@ def simulate_losses(
     glass: GradientGlass, displacements: Tensor, glasses: int, generator: torch.Generator
 ) -> Tensor:
     """Excess loss from the origin at each displacement, for redrawn glasses: glasses x count."""
-    start = torch.zeros_like(displacements[0])
-    chunks = [min(_CHUNK, glasses - done) for done in range(0, glasses, _CHUNK)]
-    redraws = (glass.redrawn(generator, chunk) for chunk in chunks)
-    return torch.cat([redraw.excess_loss(start, displacements) for redraw in redraws])
+    losses = []
+    for done in range(0, glasses, _CHUNK):
+        others = glass.redrawn(generator, min(_CHUNK, glasses - done))
+        losses.append(others.excess_loss(displacements))
+    return torch.cat(losses)
 
 
 def draw_glass(
@@ -158,9 +120,9 @@ def draw_glass(
     bound of Theorem 4; the mean of |loss change| is over `glasses` simulations.
     """
     target = style.checked_path(path)
-    _require_whole("seed", seed, 0, 2**63 - 1)
-    _require_whole("kinks", kinks, 1, 1000)
-    _require_whole("glasses", glasses, 2, 100_000)
+    checked(whole(0, 2**63 - 1), seed, "seed")
+    checked(whole(1, 1000), kinks, "kinks")
+    checked(whole(2, 100_000), glasses, "glasses")
     generator = torch.Generator().manual_seed(seed)
     glass = simulate_glass(kinks, generator)
     along = torch.linspace(-HALF_WIDTH, HALF_WIDTH, 161, dtype=torch.float64)
@@ -240,11 +202,23 @@ def _draw_window(axes: Axes, glass: GradientGlass) -> None:
     tails, arrows = place_arrows(glass, segments, kinks)
     crossings = path_crossings(glass)
     axes.plot(*segments.permute(2, 1, 0), color=style.GRAY, lw=0.8)
-    axes.quiver(*tails.T, *arrows.T, **_ARROWS)
-    axes.plot(*tails.T, color=style.BLUE, ls="", marker="o", ms=2.6, zorder=3)
+    axes.quiver(
+        *tails.T,
+        *arrows.T,
+        angles="xy",
+        scale_units="xy",
+        scale=1.0,
+        color=style.BLUE,
+        width=0.0045,
+        headwidth=4.0,
+        headlength=4.5,
+        headaxislength=4.0,
+        zorder=3,
+    )
+    axes.plot(*tails.T, color=style.BLUE, ms=2.6, zorder=3, **_DOTS)
     axes.plot([-HALF_WIDTH, HALF_WIDTH], [0, 0], **_PATH)
     axes.plot(crossings, torch.zeros_like(crossings), **_CROSSINGS)
-    axes.plot(0, 0, **_START)
+    axes.plot(0, 0, color=style.VERMILLION, marker="D", ms=6.5, zorder=6)
     axes.annotate(
         "start",
         (0, 0),
@@ -254,11 +228,9 @@ def _draw_window(axes: Axes, glass: GradientGlass) -> None:
         zorder=8,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
     )
-    axes.set_xlim(-HALF_WIDTH, HALF_WIDTH)
-    axes.set_ylim(-HALF_HEIGHT, HALF_HEIGHT)
+    axes.set(xlim=(-HALF_WIDTH, HALF_WIDTH), ylim=(-HALF_HEIGHT, HALF_HEIGHT))
     axes.set_box_aspect(HALF_HEIGHT / HALF_WIDTH)
-    axes.set_yticks([-HALF_HEIGHT, 0.0, HALF_HEIGHT])
-    axes.set_ylabel("second parameter")
+    axes.set(yticks=[-HALF_HEIGHT, 0.0, HALF_HEIGHT], ylabel="second parameter")
     axes.set_title("Crossing a boundary from left to right adds its arrow to the gradient")
 
 
@@ -266,31 +238,32 @@ def _draw_losses(axes: Axes, glass: GradientGlass, displacements: Tensor, others
     along, rho = displacements[:, 0], glass.density()
     deviation = loss_variance(rho, displacements)[:, 0].sqrt()
     mean = others.abs().mean(0)
-    start = torch.zeros_like(displacements[0])
     crossings = path_crossings(glass)
     kinks = torch.stack([crossings, torch.zeros_like(crossings)], dim=1)
-    axes.fill_between(along, -deviation, deviation, label=_BAND_LABEL, **_BAND)
-    axes.plot(along, others[:_SHOWN].T, label=["other glasses"] + ["_"] * (_SHOWN - 1), **_OTHERS)
-    axes.plot(
+    axes.fill_between(
         along,
-        glass.excess_loss(start, displacements),
-        label="the glass above, on its path",
-        **_PATH,
+        -deviation,
+        deviation,
+        label="± standard deviation of the change",
+        facecolor=(style.SKY, 0.3),
+        edgecolor=style.BLUE,
+        ls="--",
+        lw=1.0,
+        zorder=0,
     )
-    axes.plot(crossings, glass.excess_loss(start, kinks), **_CROSSINGS)
-    axes.plot(
-        along, glass_loss_bound(rho, displacements), label="bound on the mean, Theorem 4", **_BOUND
-    )
-    axes.plot(along[::8], mean[::8], label="mean of |change|, simulated", **_MEAN)
+    labels = ["other glasses"] + ["_"] * (_SHOWN - 1)
+    axes.plot(along, others[:_SHOWN].T, label=labels, color=style.GRAY, lw=0.5, alpha=0.8)
+    changes = glass.excess_loss(displacements)
+    axes.plot(along, changes, label="the glass above, on its path", **_PATH)
+    axes.plot(crossings, glass.excess_loss(kinks), **_CROSSINGS)
+    bound: dict[str, Any] = {"color": style.BLACK, "lw": 2.0, "zorder": 6}
+    bounds = glass_loss_bound(rho, displacements)
+    axes.plot(along, bounds, label="bound on the mean, Theorem 4", **bound)
+    hollow: dict[str, Any] = {"mfc": "white", "mew": 1.3, "ms": 5, "clip_on": False, **_DOTS}
+    label = "mean of |change|, simulated"
+    axes.plot(along[::8], mean[::8], label=label, color=style.GREEN, zorder=7, **hollow)
     limit = 2.2 * deviation.max().item()
-    axes.set_ylim(-limit, limit)
-    axes.set_xticks([-1.0, -0.5, 0.0, 0.5, 1.0])
+    axes.set(ylim=(-limit, limit), xticks=[-1.0, -0.5, 0.0, 0.5, 1.0])
     axes.set_xlabel("first parameter, measured from the start")
     axes.set_ylabel("loss change, initial slope removed")
     axes.set_title("Mean loss change and its bound, distance to the power 3/2")
-
-
-def _require_whole(name: str, value: int, least: int, most: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value <= most:
-        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from aliceopt.lab.figures import style
@@ -23,23 +25,6 @@ from aliceopt.lab.results.summary import finals, outcome
 from aliceopt.lab.results.table import check_begun
 from aliceopt.lab.spec import Plan
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = [
-    "LOOKS",
-    "Row",
-    "check_kind",
-    "comparable",
-    "draw_curves",
-    "draw_finals",
-    "finish",
-    "look_of",
-    "look_of_terms",
-]
-
-_NAMES = {"accuracy": "validation accuracy (%)"}
 _WIDTH = 78  # characters of the smallest text in a line
 _LINE = 0.165  # inches of a line of text
 _EARLY = 0.25  # of a run, left out of the range of curves: everybody is bad at first
@@ -54,11 +39,6 @@ LOOKS: tuple[dict[str, Any], ...] = (
     {"color": style.GRAY, "marker": "X", "ls": "-"},
 )
 _TERMS = ("glass", "abs", "glass+abs", "rms", "signed", "glass+signed", "none")
-
-
-def comparable(records: Records) -> bool:
-    """Whether the paper's values may be read on the same axis."""
-    return not differences(records.plan, records.runs)
 
 
 @dataclass(frozen=True)
@@ -95,7 +75,7 @@ def look_of_terms(terms: str | None) -> dict[str, Any]:
 
 def metric_name(plan: Plan) -> str:
     """For an axis: ``validation loss``."""
-    return _NAMES.get(plan.metric, f"validation {plan.metric}")
+    return f"validation {plan.metric}" + (" (%)" if plan.metric == "accuracy" else "")
 
 
 # ---- curves ----------------------------------------------------------------------------------
@@ -178,93 +158,84 @@ def _ticks(count: int) -> MaxNLocator:
 
 
 def draw_results(mosaic: Mapping[str, Axes], records: Records, rows: Sequence[Row]) -> None:
-    """Ours in ``mosaic["ours"]`` and, where there is such a panel, the paper's beside it."""
-    draw_finals(mosaic["ours"], records, rows)
-    if "paper" not in mosaic:
-        return
-    draw_published(mosaic["paper"], records, rows)
-    if comparable(records):
-        axes = (mosaic["ours"], mosaic["paper"])
-        low, high = (f(a.get_xlim()[i] for a in axes) for i, f in enumerate((min, max)))
-        for one in axes:
-            one.set_xlim(low, high)
+    """Ours in ``mosaic["ours"]`` and, where there is such a panel, the paper's beside it.
+
+    The paper's values may be read on the same axis only if the settings are the same.
+    """
+    # From the top, with a gap between groups.
+    heights = [-(i + 0.6 * (row.group - rows[0].group)) for i, row in enumerate(rows)]
+    _draw_finals(mosaic["ours"], records, rows, heights)
+    mosaic["ours"].set_yticks(heights, [row.label for row in rows])
+    mosaic["ours"].set_title("Ours")
+    panels = [mosaic["ours"]]
+    same = not differences(records.plan, records.runs)
+    if "paper" in mosaic:
+        _draw_published(mosaic["paper"], records, rows, heights)
+        mosaic["paper"].set_yticks(heights, [""] * len(rows))
+        mosaic["paper"].set_title("Paper" if same else "Paper (not comparable)")
+        panels.append(mosaic["paper"])
+    for axes in panels:
+        axes.set_ylim(heights[-1] - 0.7, 0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x", lw=0.4, color="#DDDDDD")
+        axes.set_axisbelow(True)
+        axes.margins(x=0.08)
+        axes.xaxis.set_major_locator(_ticks(4))
+        axes.set_xlabel(f"{metric_name(records.plan)}\n({records.plan.better} is better)")
+    if same:
+        limits = [axes.get_xlim() for axes in panels]
+        for axes in panels:
+            axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
-def places(rows: Sequence[Row]) -> list[float]:
-    """Heights of rows from the top, with a gap between groups."""
-    return [-(i + 0.6 * (row.group - rows[0].group)) for i, row in enumerate(rows)]
-
-
-def draw_finals(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
+def _draw_finals(
+    axes: Axes, records: Records, rows: Sequence[Row], heights: Sequence[float]
+) -> None:
     """Our results: a line over the range of seeds, a marker at the median, the seeds below it."""
     values = finals(records.runs)
-    for row, y in zip(rows, places(rows), strict=True):
+    for row, y in zip(rows, heights, strict=True):
         found = sorted(values.get(row.method, {}).values())
         color = row.look["color"]
         if not found:
-            axes.annotate(
-                _why_nothing(records.of(row.method)),
-                (0.02, y),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                color=style.GRAY,
-            )
+            said = lost(records.of(row.method)).partition(": ")[2]
+            _say(axes, y, f"no result ({said})" if said else "no result")
             continue
         axes.plot([found[0], found[-1]], [y, y], color=color, lw=1.4)
         axes.plot(found, [y - 0.3] * len(found), ".", color=color, ms=3.5, gid="seeds")
         axes.plot([median(found)], [y], marker=row.look["marker"], color=color, ms=6.5, mec="white")
-    axes.set_yticks(places(rows), [row.label for row in rows])
-    _finish_results(axes, records, rows, "Ours")
 
 
-def draw_published(axes: Axes, records: Records, rows: Sequence[Row]) -> None:
+def _draw_published(
+    axes: Axes, records: Records, rows: Sequence[Row], heights: Sequence[float]
+) -> None:
     """The paper's minimum, median and maximum, hollow."""
-    for row, y in zip(rows, places(rows), strict=True):
+    for row, y in zip(rows, heights, strict=True):
         paper = records.plan.paper.get(row.method)
         if paper is None:
-            axes.annotate(
-                "not in the paper",
-                (0.02, y),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                color=style.GRAY,
-            )
+            _say(axes, y, "not in the paper")
             continue
         look = {"color": row.look["color"], "mfc": "white"}
         axes.plot([paper[0], paper[2]], [y, y], marker="|", ms=5, lw=1.0, **look)
         axes.plot([paper[1]], [y], marker=row.look["marker"], ms=7, ls="", **look)
-    axes.set_yticks(places(rows), [""] * len(rows))
-    same = comparable(records)
-    _finish_results(axes, records, rows, "Paper" if same else "Paper (not comparable)")
 
 
-def _why_nothing(runs: Sequence[RunRecord]) -> str:
-    said = lost(runs).partition(": ")[2]
-    return f"no result ({said})" if said else "no result"
-
-
-def _finish_results(axes: Axes, records: Records, rows: Sequence[Row], title: str) -> None:
-    axes.set_ylim(places(rows)[-1] - 0.7, 0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", lw=0.4, color="#DDDDDD")
-    axes.set_axisbelow(True)
-    axes.margins(x=0.08)
-    axes.xaxis.set_major_locator(_ticks(4))
-    axes.set_xlabel(f"{metric_name(records.plan)}\n({records.plan.better} is better)")
-    axes.set_title(title)
+def _say(axes: Axes, y: float, text: str) -> None:
+    place = ("axes fraction", "data")
+    axes.annotate(text, (0.02, y), xycoords=place, va="center", color=style.GRAY)
 
 
 # ---- small print -----------------------------------------------------------------------------
 
 
-def finish(figure: Figure, records: Records, target: Path, note: str = "") -> Path:
+def finish(figure: Figure, records: Records, target: Path, note: str) -> Path:
     """Title above, small print below: data, scale, batch, seeds, what is missing; then save."""
     plan, runs = records.plan, records.runs
     said = [setting(plan, runs) + "."]
-    gone = lost(runs)
-    said += [f"Not finished, {gone}."] if gone else []
-    said += [note] if note else []
-    said += [remark(plan, runs)] if plan.paper else []
+    if gone := lost(runs):
+        said.append(f"Not finished, {gone}.")
+    said.append(note)
+    if plan.paper:
+        said.append(remark(plan, runs))
     title = textwrap.wrap(title_of(plan, runs), 62)
     lines = textwrap.wrap(" ".join(said), _WIDTH)
     figure.suptitle("\n".join(title), x=0.01, ha="left", weight="bold", fontsize=10.5)

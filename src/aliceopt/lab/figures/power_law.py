@@ -10,18 +10,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from aliceopt.lab.figures import outcomes, style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.records import RecordError, Records
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-__all__ = ["draw_block", "draw_power_law", "mark_powers"]
-
-Curve = tuple[list[float], list[float], list[float], list[float]]
 
 
 def draw_power_law(records: Records, out: str | os.PathLike[str]) -> Path:
@@ -41,29 +36,26 @@ def draw_power_law(records: Records, out: str | os.PathLike[str]) -> Path:
         figure = style.new_figure(height=3.8)
         axes = figure.subplots()
         names = list(series[0][0]["blocks"])
+        exponents = []
         for i, name in enumerate(names):
-            draw_block(axes, series, name, LOOKS[i % len(LOOKS)], name)
-        _finish_axes(axes, [p for name in names for p in block_curve(series, name)[1]])
+            exponents += draw_block(axes, series, name, LOOKS[i % len(LOOKS)], name)
+        # A range for the exponents and both lines; bands may be wider and are cut.
+        low, high = min(exponents, default=1.0), max(exponents, default=2.0)
+        axes.set_ylim(min(0.9, low - 0.15), max(2.2, high + 0.15))
+        for power in (1, 2):
+            axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
+        mark_powers(axes)
+        axes.margins(x=0.02)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("exponent p of gradient variations")
+        axes.legend(
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=3,
+            handlelength=2.6,
+            columnspacing=1.2,
+        )
     return outcomes.finish(figure, records, target, _note(series[0][0]))
-
-
-def block_curve(series: Sequence[Sequence[dict[str, Any]]], name: str) -> Curve:
-    """Epochs, median exponent, and the ends of the intervals; moments without one are left out."""
-    at: dict[float, list[dict[str, Any]]] = {}
-    for events in series:
-        for event in events:
-            law = event["blocks"].get(name)
-            if law is not None and law.get("exponent") is not None:
-                at.setdefault(event["epoch"], []).append(law)
-    epochs = sorted(at)
-    curve: Curve = (epochs, [], [], [])
-    for epoch in epochs:
-        exponents = [law["exponent"] for law in at[epoch]]
-        ends = [[law[k] for law in at[epoch] if law.get(k) is not None] for k in ("low", "high")]
-        curve[1].append(median(exponents))
-        curve[2].append(min(ends[0], default=min(exponents)))
-        curve[3].append(max(ends[1], default=max(exponents)))
-    return curve
 
 
 def draw_block(
@@ -72,9 +64,25 @@ def draw_block(
     name: str,
     look: dict[str, Any],
     label: str,
-) -> None:
-    """One block's exponent over epochs, with its band."""
-    epochs, middle, low, high = block_curve(series, name)
+) -> list[float]:
+    """One block's exponent over epochs, with its band; moments without one are left out.
+
+    Gives the medians that were drawn.
+    """
+    at: dict[float, list[dict[str, Any]]] = {}
+    for events in series:
+        for event in events:
+            law = event["blocks"].get(name)
+            if law is not None and law.get("exponent") is not None:
+                at.setdefault(event["epoch"], []).append(law)
+    epochs = sorted(at)
+    middle, low, high = [], [], []
+    for epoch in epochs:
+        exponents = [law["exponent"] for law in at[epoch]]
+        ends = [[law[k] for law in at[epoch] if law.get(k) is not None] for k in ("low", "high")]
+        middle.append(median(exponents))
+        low.append(min(ends[0], default=min(exponents)))
+        high.append(max(ends[1], default=max(exponents)))
     axes.fill_between(epochs, low, high, color=look["color"], alpha=0.15, lw=0)
     every = max(1, len(epochs) // 8)
     axes.plot(epochs, middle, label=label, ms=4.5, lw=1.5, markevery=every, **look)
@@ -84,6 +92,7 @@ def draw_block(
             told = [(x, p) for x, p in laws if p is not None]
             dots = {"color": look["color"], "ms": 3, "alpha": 0.6, "gid": "seeds"}
             axes.plot([x for x, _ in told], [p for _, p in told], ".", **dots)
+    return middle
 
 
 def mark_powers(axes: Axes) -> None:
@@ -97,21 +106,6 @@ def mark_powers(axes: Axes) -> None:
             textcoords="offset points",
             va="center",
         )
-
-
-def _finish_axes(axes: Axes, exponents: Sequence[float]) -> None:
-    """A range for the exponents and both lines; bands may be wider and are cut."""
-    low, high = min(exponents, default=1.0), max(exponents, default=2.0)
-    axes.set_ylim(min(0.9, low - 0.15), max(2.2, high + 0.15))
-    for power in (1, 2):
-        axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
-    mark_powers(axes)
-    axes.margins(x=0.02)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("exponent p of gradient variations")
-    axes.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=2.6, columnspacing=1.2
-    )
 
 
 def _note(event: dict[str, Any]) -> str:

@@ -15,17 +15,18 @@ from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.kept import Kept, check_alike
 
-__all__ = ["draw_rates", "rates_of"]
+Tried = dict[float, list[float | None]]
+"""Final metrics by learning rate, of every seed; None where a run diverged."""
 
 
 def rates_of(
     lines: Sequence[Kept], methods: Sequence[str] | None = None
-) -> dict[str, tuple[str, dict[float, list[float | None]]]]:
-    """For each method its label, and final metrics by learning rate; None where a run diverged.
+) -> dict[str, tuple[str, Tried]]:
+    """For each method its label, and what it was tried at.
 
     Without ``methods``: all that were tried at two rates or more.
     """
-    found: dict[str, tuple[str, dict[float, list[float | None]]]] = {}
+    found: dict[str, tuple[str, Tried]] = {}
     for line in lines:
         name, rate = line.method.partition("@")[0], line.config.options.get("lr")
         if rate is not None:
@@ -67,12 +68,16 @@ def draw_rates(
             f"{', '.join(curves) or 'them'}"
         )
     one = lines[0]
+    finals = [v for _, tried in curves.values() for row in tried.values() for v in row]
+    told = [value for value in finals if value is not None]
+    if not told:
+        raise RecordError("every run diverged: there is nothing to draw")
+    edge = min(told) if one.better == "higher" else max(told)
     with style.look():
         figure = style.new_figure(3.2)
         axes = figure.add_subplot()
-        worst = _edge(curves, one.better)
         for look, (label, tried) in zip(LOOKS, curves.values(), strict=False):
-            _draw(axes, look, label, tried, worst)
+            _draw(axes, look, label, tried, edge)
         axes.set_xscale("log", base=2)
         rates = sorted({rate for _, tried in curves.values() for rate in tried})
         axes.set_xticks(rates)
@@ -85,17 +90,7 @@ def draw_rates(
         return style.save(figure, target)
 
 
-def _edge(curves: dict[str, tuple[str, dict[float, list[float | None]]]], better: str) -> float:
-    finals = [v for _, tried in curves.values() for row in tried.values() for v in row]
-    told = [value for value in finals if value is not None]
-    if not told:
-        raise RecordError("every run diverged: there is nothing to draw")
-    return min(told) if better == "higher" else max(told)
-
-
-def _draw(
-    axes: Any, look: dict[str, Any], label: str, tried: dict[float, list[float | None]], edge: float
-) -> None:
+def _draw(axes: Any, look: dict[str, Any], label: str, tried: Tried, edge: float) -> None:
     means = {}
     for rate, finals in tried.items():
         told = [value for value in finals if value is not None]

@@ -12,15 +12,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from aliceopt.lab.figures import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Function = Callable[[Tensor], Tensor]
 
@@ -65,7 +63,7 @@ def taylor_fit(function: Function, center: float) -> QuadraticFit:
 
     For a ReLU the curvature is 0 wherever it is taken: the fit is the tangent.
     """
-    _require_finite("center", center)
+    _require_finite(center)
     x = torch.tensor(center, dtype=torch.float64)
     slope = torch.func.grad(function)
     hessian = torch.func.grad(slope)
@@ -82,8 +80,14 @@ def gradient_matching_fit(function: Function, center: float, radius: float) -> Q
     Gradients leave the height free: it is set so that the errors of the parabola at the two probes
     are equal and opposite, which needs no evaluation beyond the two. Exact for any quadratic.
     """
-    _require_finite("center", center)
-    _require_radius(center, radius)
+    _require_finite(center)
+    if not (math.isfinite(radius) and radius > 0):
+        raise ValueError(f"radius must be finite and > 0, got {radius!r}")
+    if center - radius == center or center + radius == center:
+        raise ValueError(
+            f"radius must be large enough to move center {center!r} in double precision, "
+            f"got {radius!r}"
+        )
     probes = torch.tensor([center - radius, center + radius], dtype=torch.float64)
     gradients = _gradients(function, probes)
     curvature = ((gradients[1] - gradients[0]) / (2 * radius)).item()
@@ -131,12 +135,10 @@ def _draw_values(
     axes.annotate("center", center, xytext=(5, -12), textcoords="offset points")
     axes.set_ylabel("function value")
     axes.margins(y=0.18)  # room for the word under the center when it stands on the flat side
-    seen = matched.curvature != pointwise.curvature
-    axes.set_title(
-        "Two gradients see the kink, the Hessian does not"
-        if seen
-        else "No kink between the two gradients: the fits coincide"
-    )
+    if matched.curvature != pointwise.curvature:
+        axes.set_title("Two gradients see the kink, the Hessian does not")
+    else:
+        axes.set_title("No kink between the two gradients: the fits coincide")
 
 
 def _draw_gradients(
@@ -150,9 +152,7 @@ def _draw_gradients(
     ends = local[[0, -1]]
     axes.plot(ends, _gradients(torch.relu, ends), **_PROBE)
     axes.set_xlabel("parameter x  (shaded: center ± radius)")
-    axes.set_ylabel("gradient")
-    axes.set_yticks([0.0, 0.5, 1.0])
-    axes.set_ylim(-0.2, 1.2)
+    axes.set(ylabel="gradient", yticks=[0.0, 0.5, 1.0], ylim=(-0.2, 1.2))
     axes.set_title("The gradients of the three curves")
 
 
@@ -181,16 +181,6 @@ def _mark_gradient_zero(
     )
 
 
-def _require_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}")
-
-
-def _require_radius(center: float, radius: float) -> None:
-    if not (math.isfinite(radius) and radius > 0):
-        raise ValueError(f"radius must be finite and > 0, got {radius!r}")
-    if center - radius == center or center + radius == center:
-        raise ValueError(
-            f"radius must be large enough to move center {center!r} in double precision, "
-            f"got {radius!r}"
-        )
+def _require_finite(center: float) -> None:
+    if not math.isfinite(center):
+        raise ValueError(f"center must be finite, got {center!r}")

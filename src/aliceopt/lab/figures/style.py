@@ -11,14 +11,9 @@ import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-try:
-    import matplotlib.style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError(
-        "figures need matplotlib, which is not installed: pip install 'aliceopt[lab]'"
-    ) from error
+import matplotlib.style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from aliceopt.lab.writing import writing
 

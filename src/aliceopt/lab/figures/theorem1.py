@@ -7,22 +7,19 @@ simulated: gradients are exact, in float64, and the bound is built kink by kink.
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from aliceopt.claims import relu_network
 from aliceopt.claims.relu_network import HIDDEN, THRESHOLD, Networks, NetworkVariation, flatten
 from aliceopt.lab.figures import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from aliceopt.lab.typed import checked, whole
 
 RADII = tuple(1e-4 * 2**k for k in range(12))
 """Radii of the displacement, 1e-4 to 0.2, in every coordinate."""
@@ -37,21 +34,7 @@ WIDTHS = tuple(1e-4 * 10 ** (k / 2) for k in range(7))
 """Half-widths of the band around zero in which pre-activations are counted, 1e-4 to 0.1."""
 
 _FRESH: dict[str, Any] = {"color": style.BLUE, "marker": "o", "ms": 4, "lw": 1.6}
-_TRAINED: dict[str, Any] = {
-    "color": style.VERMILLION,
-    "marker": "s",
-    "ms": 4,
-    "lw": 1.6,
-    "ls": "--",
-}
-_FOLLOWING: dict[str, Any] = {
-    "color": style.ORANGE,
-    "marker": "^",
-    "ms": 5,
-    "mfc": "white",
-    "lw": 1.2,
-    "ls": ":",
-}
+_TRAINED: dict[str, Any] = _FRESH | {"color": style.VERMILLION, "marker": "s", "ls": "--"}
 _OUTPUT: dict[str, Any] = {"color": style.GREEN, "marker": "D", "ms": 4, "lw": 1.2, "ls": "-."}
 _GELU: dict[str, Any] = {"color": style.GRAY, "marker": "v", "ms": 4.5, "mfc": "white", "lw": 1.2}
 _GUIDE: dict[str, Any] = {"color": style.BLACK, "lw": 0.9, "ls": (0, (1, 1.5))}
@@ -185,8 +168,8 @@ def draw_theorem1(path: str | os.PathLike[str], *, seed: int = 0, draws: int = 6
     single parameters above their bound, and why training breaks it.
     """
     target = style.checked_path(path)
-    _require_whole("seed", seed, 0, 2**62)
-    _require_whole("draws", draws, 2, 10_000)
+    checked(whole(0, 2**62), seed, "seed")
+    checked(whole(2, 10_000), draws, "draws")
     found = find(seed, draws)
     with style.look():
         figure = style.new_figure(height=8.2)
@@ -211,8 +194,7 @@ def _draw_law(axes: Axes, law: PowerLaw) -> None:
     axes.loglog(RADII, relu.output_one_sided, label="output layer, one side", **_OUTPUT)
     _draw_guide(axes, 1, start=12 * relu.hidden_one_sided[0])
     _draw_guide(axes, 2, start=relu.output_one_sided[0] / 4)
-    axes.set_xlabel("radius of the displacement")
-    axes.set_ylabel("squared gradient change")
+    axes.set(xlabel="radius of the displacement", ylabel="squared gradient change")
     axes.set_title("Kinks give slope 1; without kinks the slope is 2")
     axes.legend(loc="lower right", handlelength=2.8, borderaxespad=0.1)
 
@@ -233,29 +215,29 @@ def _draw_ratio(axes: Axes, found: Findings) -> None:
         RADII[: len(found.following)],
         found.following,
         label=f"trained, threshold {REACH} radii",
-        **_FOLLOWING,
+        color=style.ORANGE,
+        marker="^",
+        ms=5,
+        mfc="white",
+        lw=1.2,
+        ls=":",
     )
     axes.annotate("bound", (RADII[6], 1.0), xytext=(0, 4), textcoords="offset points", ha="center")
-    axes.set_xlabel("radius of the displacement")
-    axes.set_ylabel("layer sum over the bound")
+    axes.set(xlabel="radius of the displacement", ylabel="layer sum over the bound")
     axes.set_title("Summed over the hidden layer: variation over R |d|")
     axes.legend(loc="upper center")
 
 
 def _draw_share(axes: Axes, found: Findings) -> None:
-    percent = functools.partial(_scaled, factor=100)
-    axes.semilogx(RADII, percent(found.fresh.exceeding), label="fresh", **_FRESH)
-    axes.semilogx(RADII, percent(found.trained.exceeding), label="trained", **_TRAINED)
-    axes.axhline(100 * found.fresh.no_bound, **_GUIDE)
-    axes.annotate(
-        "R = 0",
-        (RADII[0], 100 * found.fresh.no_bound),
-        xytext=(0, -11),
-        textcoords="offset points",
+    fresh, trained = (
+        [100 * share for share in check.exceeding] for check in (found.fresh, found.trained)
     )
-    axes.set_ylim(0, 105)
-    axes.set_xlabel("radius")
-    axes.set_ylabel("% of parameters")
+    axes.semilogx(RADII, fresh, label="fresh", **_FRESH)
+    axes.semilogx(RADII, trained, label="trained", **_TRAINED)
+    no_bound = 100 * found.fresh.no_bound
+    axes.axhline(no_bound, **_GUIDE)
+    axes.annotate("R = 0", (RADII[0], no_bound), xytext=(0, -11), textcoords="offset points")
+    axes.set(ylim=(0, 105), xlabel="radius", ylabel="% of parameters")
     axes.set_title("Above their own bound")
     axes.legend(loc="upper center")
 
@@ -263,17 +245,6 @@ def _draw_share(axes: Axes, found: Findings) -> None:
 def _draw_density(axes: Axes, found: Findings) -> None:
     axes.loglog(WIDTHS, found.fresh_density, label="fresh", **_FRESH)
     axes.loglog(WIDTHS, found.trained_density, label="trained", **_TRAINED)
-    axes.set_xlabel("half-width of the band around zero")
-    axes.set_ylabel("share per unit length")
+    axes.set(xlabel="half-width of the band around zero", ylabel="share per unit length")
     axes.set_title("Pre-activations near zero")
     axes.legend(loc="upper right")
-
-
-def _scaled(values: Sequence[float], factor: float) -> list[float]:
-    return [factor * value for value in values]
-
-
-def _require_whole(name: str, value: int, least: int, most: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value <= most:
-        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")

@@ -1,13 +1,13 @@
 """The networks of the lab: those of the paper's experiments, and small ones for a processor.
 
-Each constructor gives an ``nn.Module`` whose ``blocks()`` sorts the parameters into the named
-groups that figures and telemetry speak of. Weights are drawn from torch's global generator:
-``torch.manual_seed`` before the call decides them.
+Each is an ``nn.Module`` whose ``blocks()`` sorts the parameters into the named groups that figures
+and telemetry speak of; ``gpt`` is another name of ``GPT``, and so on. Weights are drawn from
+torch's global generator: ``torch.manual_seed`` before the call decides them.
 """
 
 from .adaptive import AdaptiveSoftmax
-from .arguments import ACTIVATIONS
 from .gpt import GPT, gpt
+from .parts import ACTIVATIONS
 from .resnet import ResNet18, resnet18
 from .small import MLP, ConvNet, convnet, mlp
 from .tensorised import TensorisedTransformer, tensorised_transformer

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arguments import require_share, require_whole, require_whole_each
+from .parts import require_share, require_whole, require_whole_each
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -39,7 +39,11 @@ class AdaptiveSoftmax(nn.Module):
         super().__init__()
         require_whole(width=width, vocabulary=vocabulary)
         require_share(zero=False, one=True, capacity=capacity)
-        self.bounds = _bounds(vocabulary, cutoffs)
+        self.bounds = (0, *require_whole_each("cutoffs", cutoffs, least_count=0), vocabulary)
+        if any(a >= b for a, b in itertools.pairwise(self.bounds)):
+            raise ValueError(
+                f"cutoffs must rise and stay below the vocabulary of {vocabulary}, got {cutoffs!r}"
+            )
         self.capacity = capacity
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         tails = len(self.bounds) - 2
@@ -102,14 +106,3 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """``-log p`` of each row's target; logits of low precision are summed in float32."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(wide, targets, reduction="none")
-
-
-def _bounds(vocabulary: int, cutoffs: Sequence[int]) -> tuple[int, ...]:
-    """``(0, c_1, ..., c_n, V)``; cutoffs that do not rise or leave no last cluster are refused."""
-    inner = require_whole_each("cutoffs", cutoffs, least_count=0)
-    bounds = (0, *inner, vocabulary)
-    if any(a >= b for a, b in itertools.pairwise(bounds)):
-        raise ValueError(
-            f"cutoffs must rise and stay below the vocabulary of {vocabulary}, got {cutoffs!r}"
-        )
-    return bounds

@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arguments import require_switch, require_whole
-from .grouping import Blocks, consecutive_layers, group_by_prefix
-from .transformer import PreNormLayer
-
-_DEVIATION = 0.02
-"""Of every matrix at the start; those that write to the residual stream have less."""
+from . import parts
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -23,35 +18,59 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class GPT(nn.Module):
-    """Token and position vectors, decoder layers, norm, one logit a token of the vocabulary.
+    """Language model: token and position vectors, decoder layers, norm, one logit a token.
 
     ``model(ids)`` gives logits and ``model.loss(logits, targets)`` the mean cross-entropy in nats
-    a token.
+    a token; ``tie`` uses the embedding as the last layer.
+
+    Parameters, with V tokens, width w: ``V w`` embedding (twice untied), ``context w`` positions,
+    ``12 w^2 + 13 w`` a layer (attention ``4 w^2 + 4 w``, MLP ``8 w^2 + 5 w``, two norms ``4 w``)
+    and ``2 w`` for the last norm: 10,844,160 by default on the 256 bytes. No dropout.
+
+    Weights are normal with deviation 0.02, the last matrix of attention and MLP with
+    ``0.02/sqrt(2 layers)``; biases 0.
+
+    >>> model = gpt(50, context=4, layers=1, width=8, heads=2)
+    >>> sum(p.numel() for p in model.parameters())  # 400 + 32 + 872 + 16
+    1320
     """
 
     ends = ("embedding", "positions", "head")
     """What is no hidden layer: Muon leaves it to AdamW."""
 
     def __init__(
-        self, vocabulary: int, context: int, layers: int, width: int, heads: int, tie: bool
+        self,
+        vocabulary: int,
+        *,
+        context: int = 256,
+        layers: int = 6,
+        width: int = 384,
+        heads: int = 6,
+        tie: bool = True,
     ):
         super().__init__()
+        parts.require_whole(vocabulary=vocabulary, context=context, layers=layers)
+        parts.require_whole(width=width, heads=heads)
+        parts.require_switch(tie=tie)
+        if width % heads:
+            raise ValueError(f"heads must divide width, got heads={heads} and width={width}")
         self.context = context
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.layers = nn.ModuleList(
-            [PreNormLayer(width, heads, 4 * width, "gelu", causal_attention) for _ in range(layers)]
+            [
+                parts.PreNormLayer(width, heads, 4 * width, "gelu", causal_attention)
+                for _ in range(layers)
+            ]
         )
         self.norm = nn.LayerNorm(width)
         self.head = None if tie else nn.Linear(width, vocabulary, bias=False)
-        self._initialise((2 * layers) ** -0.5)
-
-    def _initialise(self, share: float) -> None:
-        """As GPT-2: 2 layers sums enter the residual stream, each with ``share`` of the size."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
+                # As GPT-2: 2 layers sums enter the residual stream, each with a share of the size.
                 inner = name.endswith(("attention.outward.weight", "mlp.2.weight"))
-                nn.init.normal_(parameter, std=_DEVIATION * share if inner else _DEVIATION)
+                share = (2 * layers) ** -0.5 if inner else 1.0
+                nn.init.normal_(parameter, std=0.02 * share)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -72,37 +91,11 @@ class GPT(nn.Module):
         """Mean cross-entropy in nats a token, of ``[B, n, vocabulary]`` and ``[B, n]``."""
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """``embedding`` (the head too when tied), up to four runs of layers, ``head``."""
-        layers = consecutive_layers("layers", len(self.layers))
+        layers = parts.consecutive_layers(len(self.layers))
         ends = {"embedding": ["embedding", "positions"]} | layers | {"head": ["norm", "head"]}
-        return group_by_prefix(self, ends)
+        return parts.group_by_prefix(self, ends)
 
 
-def gpt(
-    vocabulary: int,
-    *,
-    context: int = 256,
-    layers: int = 6,
-    width: int = 384,
-    heads: int = 6,
-    tie: bool = True,
-) -> GPT:
-    """Language model of ``layers`` decoder layers; ``tie`` uses the embedding as the last layer.
-
-    Parameters, with V tokens, width w: ``V w`` embedding (twice untied), ``context w`` positions,
-    ``12 w^2 + 13 w`` a layer (attention ``4 w^2 + 4 w``, MLP ``8 w^2 + 5 w``, two norms ``4 w``)
-    and ``2 w`` for the last norm: 10,844,160 by default on the 256 bytes. No dropout.
-
-    Weights are normal with deviation 0.02, the last matrix of attention and MLP with
-    ``0.02/sqrt(2 layers)``; biases 0.
-
-    >>> model = gpt(50, context=4, layers=1, width=8, heads=2)
-    >>> sum(p.numel() for p in model.parameters())  # 400 + 32 + 872 + 16
-    1320
-    """
-    require_whole(vocabulary=vocabulary, context=context, layers=layers, width=width, heads=heads)
-    require_switch(tie=tie)
-    if width % heads:
-        raise ValueError(f"heads must divide width, got heads={heads} and width={width}")
-    return GPT(vocabulary, context, layers, width, heads, tie)
+gpt = GPT

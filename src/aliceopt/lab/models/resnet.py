@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arguments import require_switch, require_whole
-from .grouping import Blocks, group_by_prefix
+from . import parts
 
 
 class MaskedBatchNorm(nn.BatchNorm2d):
@@ -109,13 +108,35 @@ class MaskedBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Initial 3 x 3 convolution, four stages of two residual blocks, mean, linear layer."""
+    """ResNet18 for small images: 3 x 3 stem, no max-pool, widths w, 2w, 4w, 8w, two blocks each.
+
+    After the four stages the mean over the image and a linear layer.
+
+    ``masks=True`` is the paper's network. The stem is ``relu(mask(bn(conv x)))``, the first half
+    of a block; shortcuts have no mask. ``masks=False`` is the plain CIFAR ResNet18.
+
+    Parameters of the plain network with width w, c channels, n classes: stem ``9 c w + 2 w``;
+    first stage ``36 w^2 + 8 w``; a later one, from a to 2a channels,
+    ``9(2 a^2 + 3 (2a)^2) + 2 a^2 + 10 (2a) = 128 a^2 + 20 a`` with its shortcut; final
+    ``(8 w + 1) n``. Together ``2724 w^2 + (150 + 9 c + 8 n) w + n``: 11,173,962 at w = 64, c = 3,
+    n = 10. Masks add w in the stem and three times the width of each block,
+    ``w + 6 (w + 2 w + 4 w + 8 w) = 91 w``: 5,824 more, 11,179,786 in all.
+
+    Weights are torch's own: filters uniform within ``1/sqrt(fan-in)``, BatchNorm 1 and 0, masks 1.
+
+    >>> sum(p.numel() for p in resnet18(width=4).parameters())
+    44986
+    """
 
     ends = ("stem", "final")
     """What is no hidden layer: Muon leaves it to AdamW."""
 
-    def __init__(self, classes: int, masks: bool, width: int, in_channels: int):
+    def __init__(
+        self, classes: int = 10, *, masks: bool = True, width: int = 64, in_channels: int = 3
+    ):
         super().__init__()
+        parts.require_whole(classes=classes, width=width, in_channels=in_channels)
+        parts.require_switch(masks=masks)
         block = MaskedBlock if masks else PlainBlock
         norm = MaskedBatchNorm if masks else nn.BatchNorm2d
         self.stem = nn.Sequential(_convolution(in_channels, width, 1), norm(width), nn.ReLU())
@@ -136,33 +157,11 @@ class ResNet18(nn.Module):
             x = stage(x)
         return cast(Tensor, self.final(x.mean((2, 3))))
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """The six blocks of Figure 1: initial convolution, four residual stages, final layer."""
         stages = {f"stage {i + 1}": [f"stages.{i}"] for i in range(4)}
         ends = {"initial convolution": ["stem"]} | stages | {"final layer": ["final"]}
-        return group_by_prefix(self, ends)
+        return parts.group_by_prefix(self, ends)
 
 
-def resnet18(
-    classes: int = 10, *, masks: bool = True, width: int = 64, in_channels: int = 3
-) -> ResNet18:
-    """ResNet18 for small images: 3 x 3 stem, no max-pool, widths w, 2w, 4w, 8w, two blocks each.
-
-    ``masks=True`` is the paper's network. The stem is ``relu(mask(bn(conv x)))``, the first half
-    of a block; shortcuts have no mask. ``masks=False`` is the plain CIFAR ResNet18.
-
-    Parameters of the plain network with width w, c channels, n classes: stem ``9 c w + 2 w``;
-    first stage ``36 w^2 + 8 w``; a later one, from a to 2a channels,
-    ``9(2 a^2 + 3 (2a)^2) + 2 a^2 + 10 (2a) = 128 a^2 + 20 a`` with its shortcut; final
-    ``(8 w + 1) n``. Together ``2724 w^2 + (150 + 9 c + 8 n) w + n``: 11,173,962 at w = 64, c = 3,
-    n = 10. Masks add w in the stem and three times the width of each block,
-    ``w + 6 (w + 2 w + 4 w + 8 w) = 91 w``: 5,824 more, 11,179,786 in all.
-
-    Weights are torch's own: filters uniform within ``1/sqrt(fan-in)``, BatchNorm 1 and 0, masks 1.
-
-    >>> sum(p.numel() for p in resnet18(width=4).parameters())
-    44986
-    """
-    require_whole(classes=classes, width=width, in_channels=in_channels)
-    require_switch(masks=masks)
-    return ResNet18(classes, masks, width, in_channels)
+resnet18 = ResNet18

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import parts
 from .adaptive import AdaptiveSoftmax
-from .arguments import require_share, require_switch, require_whole
-from .grouping import Blocks, consecutive_layers, group_by_prefix
 
 LARGE_VOCABULARY = 40_000
 CUTOFFS = (20_000, 40_000, 200_000)
@@ -116,41 +115,76 @@ class TensorisedLayer(nn.Module):
         return cast(Tensor, self.norm2(x + self.dropout(self.forward_out(inner))))
 
 
-class TensorisedTransformer(nn.Module):
-    """Word embedding, tensorised layers, plain or adaptive softmax with (by default) tied weights.
+def usual_cutoffs(vocabulary: int) -> list[int]:
+    """None up to 40,000 words; beyond, those of 20,000, 40,000 and 200,000 that are below it.
 
+    >>> usual_cutoffs(33_278), usual_cutoffs(267_735)
+    ([], [20000, 40000, 200000])
+    """
+    return [c for c in CUTOFFS if c < vocabulary] if vocabulary > LARGE_VOCABULARY else []
+
+
+class TensorisedTransformer(nn.Module):
+    """Language model with causal third-order attention: Ma et al., Tensorized Transformer.
+
+    Word embedding, tensorised layers, plain or adaptive softmax with (by default) tied weights.
     ``model(ids)`` gives hidden states and ``model.loss(hidden, targets)`` the mean cross-entropy
     in nats a token; ``model.log_probabilities(hidden)`` those of every word.
+
+    ``cutoffs``: where the clusters of the softmax start, for ids sorted by falling frequency;
+    ``()`` for none, None for ``usual_cutoffs``. ``capacity``: see ``AdaptiveSoftmax``.
+
+    Parameters, with V words, width w, rank R, length L: ``V w`` embedding (twice untied), ``V``
+    biases and ``w + 1`` a cluster; a layer holds ``4 R w`` factors, ``(cores + 2) R`` cores and
+    query biases, ``L^2 w`` faces, ``2 w inner + inner + w`` feed-forward and ``4 w`` norms:
+    2,758,100 by default, 85,357,266 in all with the 267,735 words of WikiText-103.
+
+    Weights: every matrix normal with deviation ``0.32/sqrt(w)``, 0.02 at width 256 as usual for
+    Transformer-XL (embeddings enter times ``sqrt(w)``), cores a softmax of normal draws, biases 0.
+
+    >>> model = tensorised_transformer(50, length=4, layers=1, width=8, rank=3, inner=16)
+    >>> sum(p.numel() for p in model.parameters())  # 400 + 50 + 96 + 12 + 128 + 280 + 32
+    998
     """
 
     waves: Tensor
 
     def __init__(
         self,
-        softmax: AdaptiveSoftmax,
-        layers: list[TensorisedLayer],
-        length: int,
-        dropout: float,
-        tie: bool,
+        vocabulary: int,
+        *,
+        length: int = 80,
+        layers: int = 6,
+        width: int = 256,
+        rank: int = 40,
+        cores: int = 2,
+        inner: int = 2100,
+        dropout: float = 0.1,
+        cutoffs: Sequence[int] | None = None,
+        tie: bool = True,
+        capacity: float = 1.0,
     ):
         super().__init__()
-        vocabulary, width = softmax.bounds[-1], layers[0].norm1.normalized_shape[0]
+        sizes = {"length": length, "width": width, "rank": rank, "cores": cores, "inner": inner}
+        parts.require_whole(vocabulary=vocabulary, layers=layers, **sizes)
+        parts.require_share(zero=True, one=False, dropout=dropout)
+        parts.require_switch(tie=tie)
+        starts = usual_cutoffs(vocabulary) if cutoffs is None else cutoffs
+        # Made before the embedding, registered behind it: a seed decides weights by this order.
+        stack = [TensorisedLayer(**sizes, dropout=dropout) for _ in range(layers)]
+        softmax = AdaptiveSoftmax(width, vocabulary, starts, capacity)
         self.length = length
         self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(stack)
         self.dropout = nn.Dropout(dropout)
         self.softmax = softmax
         self.output = None if tie else nn.Parameter(torch.empty(vocabulary, width))
         self.register_buffer("waves", sinusoids(length, width), persistent=False)
-        self._initialise(0.32 * width**-0.5)
-
-    def _initialise(self, deviation: float) -> None:
-        """Draw every matrix from one normal distribution; biases 0; cores and norms stay."""
-        for name, parameter in self.named_parameters():
+        for name, parameter in self.named_parameters():  # cores and norms stay as they are
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.dim() > 1 and not name.endswith(("cores", "query_biases")):
-                nn.init.normal_(parameter, std=deviation)
+                nn.init.normal_(parameter, std=0.32 * width**-0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Hidden states ``[B, n, width]`` of ids ``[B, n]``, n up to ``length``; i sees 0..i."""
@@ -179,58 +213,11 @@ class TensorisedTransformer(nn.Module):
         flat = self.softmax.log_probabilities(hidden.flatten(0, 1), self.table)
         return flat.reshape(*hidden.shape[:2], -1)
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> parts.Blocks:
         """``embedding`` (the softmax too when tied), up to four runs of layers, ``softmax``."""
-        layers = consecutive_layers("layers", len(self.layers))
+        layers = parts.consecutive_layers(len(self.layers))
         ends = {"embedding": ["embedding"]} | layers | {"softmax": ["softmax", "output"]}
-        return group_by_prefix(self, ends)
+        return parts.group_by_prefix(self, ends)
 
 
-def usual_cutoffs(vocabulary: int) -> list[int]:
-    """None up to 40,000 words; beyond, those of 20,000, 40,000 and 200,000 that are below it.
-
-    >>> usual_cutoffs(33_278), usual_cutoffs(267_735)
-    ([], [20000, 40000, 200000])
-    """
-    return [c for c in CUTOFFS if c < vocabulary] if vocabulary > LARGE_VOCABULARY else []
-
-
-def tensorised_transformer(
-    vocabulary: int,
-    *,
-    length: int = 80,
-    layers: int = 6,
-    width: int = 256,
-    rank: int = 40,
-    cores: int = 2,
-    inner: int = 2100,
-    dropout: float = 0.1,
-    cutoffs: Sequence[int] | None = None,
-    tie: bool = True,
-    capacity: float = 1.0,
-) -> TensorisedTransformer:
-    """Language model with causal third-order attention: Ma et al., Tensorized Transformer.
-
-    ``cutoffs``: where the clusters of the softmax start, for ids sorted by falling frequency;
-    ``()`` for none, None for ``usual_cutoffs``. ``capacity``: see ``AdaptiveSoftmax``.
-
-    Parameters, with V words, width w, rank R, length L: ``V w`` embedding (twice untied), ``V``
-    biases and ``w + 1`` a cluster; a layer holds ``4 R w`` factors, ``(cores + 2) R`` cores and
-    query biases, ``L^2 w`` faces, ``2 w inner + inner + w`` feed-forward and ``4 w`` norms:
-    2,758,100 by default, 85,357,266 in all with the 267,735 words of WikiText-103.
-
-    Weights: every matrix normal with deviation ``0.32/sqrt(w)``, 0.02 at width 256 as usual for
-    Transformer-XL (embeddings enter times ``sqrt(w)``), cores a softmax of normal draws, biases 0.
-
-    >>> model = tensorised_transformer(50, length=4, layers=1, width=8, rank=3, inner=16)
-    >>> sum(p.numel() for p in model.parameters())  # 400 + 50 + 96 + 12 + 128 + 280 + 32
-    998
-    """
-    sizes = {"length": length, "width": width, "rank": rank, "cores": cores, "inner": inner}
-    require_whole(vocabulary=vocabulary, layers=layers, **sizes)
-    require_share(zero=True, one=False, dropout=dropout)
-    require_switch(tie=tie)
-    starts = usual_cutoffs(vocabulary) if cutoffs is None else cutoffs
-    stack = [TensorisedLayer(**sizes, dropout=dropout) for _ in range(layers)]
-    softmax = AdaptiveSoftmax(width, vocabulary, starts, capacity)
-    return TensorisedTransformer(softmax, stack, length, dropout, tie)
+tensorised_transformer = TensorisedTransformer
