@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("rich")
 
-from aliceopt.lab import calibration, compression
+from aliceopt.lab import calibration, compressing
 from aliceopt.lab.calibration import calibrate
 from aliceopt.lab.compression import Ask
 from aliceopt.lab.network import Network
@@ -42,7 +42,7 @@ def test_short_probes_of_a_bf16_network_are_computed_in_float32(monkeypatch):
     )
     seen: list[torch.dtype] = []
     model.register_forward_hook(lambda layer, inputs, outputs: seen.append(outputs.dtype))
-    real, taken = compression.sensitivity, {}
+    real, taken = compressing.sensitivity, {}
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.clear()
@@ -50,10 +50,10 @@ def test_short_probes_of_a_bf16_network_are_computed_in_float32(monkeypatch):
         taken[args[3]] = set(seen)
         return found
 
-    monkeypatch.setattr(compression, "sensitivity", watched)
+    monkeypatch.setattr(compressing, "sensitivity", watched)
     monkeypatch.setattr(calibration, "sensitivity", watched)
     names = ("point", "curvature@1e-3", "curvature")
-    results = list(compression.compare(network, 0, Ask((0.5,), names, 10)))
+    results = list(compressing.compare(network, 0, Ask((0.5,), names, 10)))
     default = results[-1].radius
     full, half = {torch.float32}, {torch.bfloat16}
     assert taken == {1e-4: full, 1e-3: full, default: half}

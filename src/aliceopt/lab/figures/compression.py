@@ -10,23 +10,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from aliceopt.lab.calibration import Calibration
-from aliceopt.lab.compression import Result
-from aliceopt.lab.compression_rows import row_of
+from aliceopt.lab.compression import Result, row_of
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
-from aliceopt.lab.results.compression_table import (
-    PREDICTED,
-    at,
-    criteria,
-    default_radius_of,
-    loss_at,
-    sparsities,
-)
+from aliceopt.lab.results import compression_table as tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["draw_compression", "draw_layers", "draw_radii"]
 
 _LEFT_OUT = ("taylor", "point", "free", "both", "measured", "fisher-measured")
 """Not drawn where there are more criteria than lines that can be told apart."""
@@ -35,16 +25,17 @@ _LEFT_OUT = ("taylor", "point", "free", "both", "measured", "fisher-measured")
 def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
     """Loss against the share removed, a line a criterion; those at a given radius are left out."""
     target = style.checked_path(path)
-    shown = [name for name in criteria(results) if "@" not in name] or criteria(results)
+    names = tables.criteria(results)
+    shown = [name for name in names if "@" not in name] or names
     if len(shown) > len(LOOKS):
         shown = [name for name in shown if name not in _LEFT_OUT]
-    shares = sparsities(results)
+    shares = tables.sparsities(results)
     with style.look():
         figure = style.new_figure(3.2 + 0.2 * len(shown))
         axes = figure.add_subplot()
         _whole(axes, results)
         for i, name in enumerate(shown):
-            means = [_drawn(loss_at(results, name, share)) for share in shares]
+            means = [_loss(results, name, share) for share in shares]
             percent = [100 * share for share in shares]
             axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **look_of(i))
         axes.set_xlabel("weights removed, %")
@@ -58,23 +49,21 @@ def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path 
 
     None where ``curvature`` was tried at fewer than two radii.
     """
-    names = [name for name in criteria(results) if name.startswith("curvature@")]
-    radii = {name: row_of(name).radius or 0.0 for name in names}
-    names.sort(key=lambda name: radii[name])
-    if len(names) < 2:
+    radii = tables.tried_radii(results)
+    if len(radii) < 2:
         return None
-    target, default = style.checked_path(path), default_radius_of(results)
+    target, default = style.checked_path(path), tables.default_radius_of(results)
     with style.look():
         figure = style.new_figure(3.6)
         axes = figure.add_subplot()
         _whole(axes, results)
-        for i, share in enumerate(sparsities(results)):
+        for i, share in enumerate(tables.sparsities(results)):
             look = look_of(i)
-            means = [_drawn(loss_at(results, name, share)) for name in names]
+            means = [_loss(results, name, share) for name in radii]
             label = f"{100 * share:g}% removed"
-            axes.plot([radii[n] for n in names], means, label=label, lw=1.2, ms=4, **look)
+            axes.plot([*radii.values()], means, label=label, lw=1.2, ms=4, **look)
             if default is not None:
-                marked = _drawn(loss_at(results, "curvature", share))
+                marked = _loss(results, "curvature", share)
                 axes.plot(default, marked, marker="*", ms=11, ls="", color=look["color"])
         if default is not None:
             axes.axvline(default, color="0.6", lw=0.8, ls=":", label="the default radius")
@@ -92,7 +81,7 @@ def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) 
         figure = style.new_figure(4.4)
         axes = figure.add_subplot()
         layers = [layer for one in found.values() for layer in one.layers if layer.measured > 0]
-        for look, (name, label) in zip(LOOKS, PREDICTED.items(), strict=False):
+        for look, (name, label) in zip(LOOKS, tables.PREDICTED.items(), strict=False):
             points = [(x.measured, x.predicted[name]) for x in layers if x.predicted[name] > 0]
             xs, ys = ([p[i] for p in points] for i in range(2))
             axes.plot(xs, ys, label=label, ls="", ms=4, marker=look["marker"], color=look["color"])
@@ -108,10 +97,11 @@ def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) 
 
 
 def _whole(axes: Axes, results: Sequence[Result]) -> None:
-    whole = [r.loss for r in at(results, "none", 0.0).values()]
+    whole = [r.loss for r in tables.at(results, "none", 0.0).values()]
     if whole:
         axes.axhline(fmean(whole), color="0.6", lw=0.8, label="none removed")
 
 
-def _drawn(loss: float) -> float:
+def _loss(results: Sequence[Result], criterion: str, sparsity: float) -> float:
+    loss = tables.loss_at(results, criterion, sparsity)
     return loss if math.isfinite(loss) else math.nan

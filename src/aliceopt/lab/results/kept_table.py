@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.compression_table import as_table
+from aliceopt.lab.results.compression_table import print_tables
 from aliceopt.lab.results.filed import changes
 from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
 from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
@@ -78,7 +78,7 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
     paths = sorted(folder.glob(f"{experiment or '*'}.jsonl"))
     pruned = [path for path in paths if path.name.startswith(PREFIX)]
     for path in pruned:
-        _print_compression(path, console)
+        print_tables(kept_tables(path), console)
     lines = [line for path in paths if path not in pruned for line in read_kept(path)]
     if pruned and not lines:
         return
@@ -104,14 +104,6 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
         ),
         style="dim",
     )
-
-
-def _print_compression(path: Path, console: Console) -> None:
-    for title, rows, said in kept_tables(path):
-        console.print(title, style="bold", markup=False)
-        console.print(as_table(rows))
-        for line in said:
-            console.print(line, markup=False)
 
 
 def _by_rate(line: Kept) -> tuple[Any, ...]:
