@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from aliceopt.cli import build
 from aliceopt.lab import compressing, compression_records
-from aliceopt.lab.calibration import PREDICTIONS, calibrate
-from aliceopt.lab.compressing import _Keeper
-from aliceopt.lab.compression import ROWS, WHOLE, Ask, Result
+from aliceopt.lab.compressing import _Keeper, calibrate
+from aliceopt.lab.compression import PREDICTED, ROWS, WHOLE, Ask, Result
 from aliceopt.lab.network import network_of, problem_run
 from aliceopt.lab.records import Journal
 
@@ -324,7 +323,7 @@ def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
     found = calibrate(network, 0, 0.2, 60)
     assert [layer.layer for layer in found.layers] == ["0.weight", "3.weight"]
     for layer in found.layers:
-        assert layer.predicted.keys() == set(PREDICTIONS)
+        assert layer.predicted.keys() == set(PREDICTED)
         told = layer.predicted["glass"] - layer.predicted["radius"]
         assert math.isfinite(told)
     after = network.model.state_dict()
@@ -347,8 +346,8 @@ def test_criteria_share_measurements_and_each_is_as_if_it_were_alone(tmp_path, s
     monkeypatch.setattr(compressing, "sensitivity", counted)
 
     def losses(*names: str) -> list[tuple[float, int]]:
-        found = compressing.compare(network, 0, Ask((0.6,), names, 30), done=[WHOLE])
-        return [(result.loss, result.gradients) for result in found]
+        found = compressing.compare(network, 0, Ask((0.6,), names, 30), [WHOLE])
+        return [(result.loss, result.gradients) for result, _ in found]
 
     names = ("taylor", "fisher", "free", "both")
     together = losses(*names)
@@ -375,7 +374,7 @@ def test_an_exponent_is_chosen_on_batches_that_the_refit_has_not_seen(
         monkeypatch.setattr(compressing, "UPDATE_BATCHES", refitted)
         monkeypatch.setattr(compressing, "CHOICE_BATCHES", chosen)
         seen.clear()
-        found = list(compressing.compare(network, 0, ask, done=[WHOLE]))
+        found = [result for result, _ in compressing.compare(network, 0, ask, [WHOLE])]
         assert [share for share, _ in seen] == [0.5, 0.75] * 2
         expected = torch.stack([network.train.batch(0, 0, i)[0] for i in places])
         assert all(torch.equal(torch.stack(batches), expected) for _, batches in seen)

@@ -24,9 +24,13 @@ from aliceopt.compress import (
     Sensitivity,
     default_radius,
     input_norms,
+    masks_of,
+    measured_increase,
+    predicted_increase,
     prune,
     recalibrate,
     refit,
+    removal,
     scores,
     sensitivity,
     sparsegpt,
@@ -34,9 +38,18 @@ from aliceopt.compress import (
     weights_of,
 )
 from aliceopt.lab import compression_records as records
-from aliceopt.lab.calibration import calibrate
 from aliceopt.lab.clock import Clock, now
-from aliceopt.lab.compression import WHOLE, Ask, Key, Result, Row, row_of
+from aliceopt.lab.compression import (
+    POINT,
+    WHOLE,
+    Ask,
+    Calibration,
+    Key,
+    LayerIncrease,
+    Result,
+    Row,
+    row_of,
+)
 from aliceopt.lab.network import Batch, Network
 from aliceopt.lab.records import Journal, save_checkpoint
 from aliceopt.lab.spec import Run
@@ -50,6 +63,9 @@ UPDATE_BATCHES = 20
 
 CHOICE_BATCHES = 20
 """For the exponent of lowest loss."""
+
+MEASURED_BATCHES = 20
+"""For what the removal of one layer's weights costs."""
 
 FINETUNE_RATE = 1e-3
 
@@ -70,7 +86,9 @@ def compress_network(
     path = records.journal_path(folder, run)
     whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
     with closing(Journal(path, whole)) as journal:  # a kill may have left half a line
-        for result in compare(network, run.seed, ask, done=done, keep=keeper):
+        for result, model in compare(network, run.seed, ask, done):
+            if result.key != WHOLE:
+                keeper(result, model)
             journal.write("pruned", **{**said, **asdict(result)}, date=now())
             journal.synced()
             yield f"{result.criterion} {100 * result.sparsity:g}%: loss {result.loss:.4f}"
@@ -126,17 +144,12 @@ class _Keeper:
 
 
 def compare(
-    network: Network,
-    seed: int,
-    ask: Ask,
-    *,
-    done: Collection[Key] = (),
-    keep: Callable[[Result, nn.Module], Any] = lambda result, model: None,
-) -> Iterator[Result]:
-    """Prune by every criterion to every sparsity, one result after the other, but those done."""
+    network: Network, seed: int, ask: Ask, done: Collection[Key] = ()
+) -> Iterator[tuple[Result, nn.Module]]:
+    """Prune by every criterion to every sparsity, one after the other, but those done."""
     if WHOLE not in done:
         told = network.evaluated(network.model)
-        yield Result("none", 0.0, seed, told["loss"], told["metric"])
+        yield Result("none", 0.0, seed, told["loss"], told["metric"]), network.model
     rows = {name: row_of(name) for name in ask.criteria}
     known: dict[Any, tuple[Measured, int, float]] = {}
     for name, row in rows.items():
@@ -152,9 +165,7 @@ def compare(
             judge.restore(model)
             told = network.evaluated(model)
             numbers = told["loss"], told["metric"], *costs, removed
-            result = Result(name, sparsity, seed, *numbers, *ask.group)
-            keep(result, model)
-            yield result
+            yield Result(name, sparsity, seed, *numbers, *ask.group), model
 
 
 Measured = Sensitivity | dict[str, Tensor] | None
@@ -302,3 +313,46 @@ class _Judge:
             optimizer.step()
             schedule.step()
         model.eval()
+
+
+# ---- layer by layer ----------------------------------------------------------------------------
+
+
+def calibrate(network: Network, seed: int, sparsity: float, gradients: int) -> Calibration:
+    """Predict and measure what it costs to remove the smaller weights of every layer alone.
+
+    Each of three sensitivities may take as many gradients. The network is not changed.
+    """
+    radius = default_radius(network.model, sparsity=sparsity)
+    kinds = {
+        "fisher": (("fisher",), 1, POINT),
+        "point": (("signed",), 2, POINT),
+        "radius": (("signed", "gradient", "glass"), 3, radius),
+    }
+    found: dict[str, Sensitivity] = {}
+    for kind, (terms, each, length) in kinds.items():
+        with network.precisely() if kind == "point" else nullcontext(network) as there:
+            found[kind] = sensitivity(
+                there.model,
+                lambda batch, there=there: there.loss(batch).backward(),  # type: ignore[misc]
+                islice(there.batches(seed), max(1, gradients // each)),
+                length,
+                terms=terms,
+                seed=seed,
+            )
+    masks, _ = masks_of(scores(network.model, criterion="magnitude"), sparsity, scope="layer")
+    layers = []
+    for name, mask in masks.items():
+        moves = removal(network.model, {name: mask})
+        batches = islice(network.batches(seed + 1), MEASURED_BATCHES)
+        rise = measured_increase(network.model, moves, network.loss, batches)
+        fisher = found["fisher"].mean("fisher")[name] * network.train.batch_size
+        over, _ = predicted_increase(found["radius"], moves)
+        predicted = {
+            "fisher": float((fisher * moves[name].to(fisher).square()).sum()) / 2,
+            "point": predicted_increase(found["point"], moves)[0].total,
+            "radius": over.hessian or 0.0,
+            "glass": over.total,
+        }
+        layers.append(LayerIncrease(name, rise, predicted))
+    return Calibration(sparsity, layers)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
+
+import torch
 
 from aliceopt.compress import CRITERIA
 from aliceopt.lab.plan import PlanError
 
 STRUCTURES = ("unstructured", "2:4")
+
+POINT = 1e-4
+"""The radius that stands for none."""
 
 
 # ---- criteria ----------------------------------------------------------------------------------
@@ -55,7 +62,7 @@ ROWS: dict[str, Row] = {
     "fisher-measured-refit": Row(
         "F^a w\u00b2, a by loss, fitted anew", "fisher", 1, None, refit=True
     ),
-    "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, 1e-4),
+    "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, POINT),
     "curvature": Row("h over a radius: h w\u00b2", "curvature", 2),
     "refit": Row("h w\u00b2, what stays fitted anew", "curvature", 2, refit=True),
     "free": Row("h free of kinks: h w\u00b2", "free", 3),
@@ -202,3 +209,56 @@ class Ask:
     def group(self) -> Group:
         """The table that the results belong to."""
         return Group(self.structure, self.rounds, self.finetune, self.gradients)
+
+
+# ---- does a curvature say what a removal costs? ------------------------------------------------
+
+
+PREDICTED = {
+    "fisher": "Fisher",
+    "point": "h at a point",
+    "radius": "h over a radius",
+    "glass": "with gradient and glass",
+}
+"""Half of Fisher's, of the Hessian's diagonal at a point, of that over a radius; the last with the
+first-order term and the glass."""
+
+
+@dataclass(frozen=True)
+class LayerIncrease:
+    """A layer: the rise that was measured, and the predictions."""
+
+    layer: str
+    measured: float
+    predicted: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All layers, and of every prediction its rank correlation and its median ratio."""
+
+    sparsity: float
+    layers: list[LayerIncrease]
+
+    def correlation(self, prediction: str) -> float:
+        """Spearman's, over layers; NaN below three."""
+        told = [layer.predicted[prediction] for layer in self.layers]
+        return rank_correlation(told, [layer.measured for layer in self.layers])
+
+    def ratio(self, prediction: str) -> float:
+        """The median of predicted over measured, of layers whose removal raised the loss."""
+        ratios = [x.predicted[prediction] / x.measured for x in self.layers if x.measured > 0]
+        return median(ratios) if ratios else float("nan")
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's coefficient, without ties.
+
+    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.5
+    """
+    if len(a) < 3:
+        return float("nan")
+    ranks = [torch.tensor(x, dtype=torch.float64).argsort().argsort().double() for x in (a, b)]
+    n = len(a)
+    return 1 - 6 * float((ranks[0] - ranks[1]).square().sum()) / (n * (n * n - 1))

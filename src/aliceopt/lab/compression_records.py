@@ -15,8 +15,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.calibration import PREDICTIONS, Calibration, LayerIncrease
-from aliceopt.lab.compression import ROWS, Ask, Result, spelled
+from aliceopt.lab.compression import (
+    PREDICTED,
+    ROWS,
+    Ask,
+    Calibration,
+    LayerIncrease,
+    Result,
+    spelled,
+)
 from aliceopt.lab.network import JOURNAL, Network
 from aliceopt.lab.records import RecordError, device_name, run_folder, versions
 from aliceopt.lab.spec import Run
@@ -149,7 +156,7 @@ def check_line(line: Any, where: str) -> None:
     unknown = line.keys() - needed.keys() - {"event", "id"}
     if unknown:
         raise RecordError(f"{where} has unknown {', '.join(sorted(unknown))}")
-    if line["event"] == "layer" and line["predicted"].keys() != set(PREDICTIONS):
+    if line["event"] == "layer" and line["predicted"].keys() != set(PREDICTED):
         raise RecordError(f"{where} predicts {', '.join(line['predicted'])}")
 
 

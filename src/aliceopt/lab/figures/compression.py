@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from aliceopt.lab.calibration import Calibration
-from aliceopt.lab.compression import Result, row_of
+from aliceopt.lab.compression import PREDICTED, Calibration, Result, row_of
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.results import compression_table as tables
@@ -81,7 +80,7 @@ def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) 
         figure = style.new_figure(4.4)
         axes = figure.add_subplot()
         layers = [layer for one in found.values() for layer in one.layers if layer.measured > 0]
-        for look, (name, label) in zip(LOOKS, tables.PREDICTED.items(), strict=False):
+        for look, (name, label) in zip(LOOKS, PREDICTED.items(), strict=False):
             points = [(x.measured, x.predicted[name]) for x in layers if x.predicted[name] > 0]
             xs, ys = ([p[i] for p in points] for i in range(2))
             axes.plot(xs, ys, label=label, ls="", ms=4, marker=look["marker"], color=look["color"])

@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from aliceopt.lab.calibration import PREDICTIONS, Calibration
-from aliceopt.lab.compression import ROWS, Ask, Group, Result, row_of
+from aliceopt.lab.compression import (
+    PREDICTED,
+    ROWS,
+    Ask,
+    Calibration,
+    Group,
+    Result,
+    row_of,
+)
 from aliceopt.lab.compression_records import Line, calibrations_of, results_of
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
@@ -25,13 +32,6 @@ Told = tuple[str, Rows, Sequence[str]]
 
 NOTHING = "\u2013"
 """In a cell without a number."""
-
-PREDICTED = {
-    "fisher": "Fisher",
-    "point": "h at a point",
-    "radius": "h over a radius",
-    "glass": "with gradient and glass",
-}
 
 
 def groups_of(results: Iterable[Result]) -> dict[Group, list[Result]]:
@@ -164,7 +164,7 @@ def layer_rows(found: Calibration) -> Rows:
     """A row a layer, of one network."""
     rows = [["layer", "measured", *PREDICTED.values()]]
     for layer in found.layers:
-        cells = (layer.measured, *(layer.predicted[name] for name in PREDICTIONS))
+        cells = (layer.measured, *(layer.predicted[name] for name in PREDICTED))
         rows.append([layer.layer, *(f"{value:.4g}" for value in cells)])
     return rows
 
@@ -172,8 +172,8 @@ def layer_rows(found: Calibration) -> Rows:
 def calibration_rows(found: Mapping[int, Calibration]) -> Rows:
     """What each prediction is worth: by seed, then the median over seeds."""
     rows = [["", *PREDICTED.values()]]
-    ranks = {seed: [one.correlation(name) for name in PREDICTIONS] for seed, one in found.items()}
-    ratios = {seed: [one.ratio(name) for name in PREDICTIONS] for seed, one in found.items()}
+    ranks = {seed: [one.correlation(name) for name in PREDICTED] for seed, one in found.items()}
+    ratios = {seed: [one.ratio(name) for name in PREDICTED] for seed, one in found.items()}
     for what, table, shown in (
         ("rank correlation", ranks, "{:.2f}"),
         ("median of predicted / measured", ratios, "{:.2g}"),
