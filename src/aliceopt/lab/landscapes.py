@@ -39,7 +39,7 @@ from aliceopt.landscape import (
     exact_diagonals,
     ladder,
 )
-from aliceopt.landscape.power_law import Blocks
+from aliceopt.landscape.subject import Blocks
 
 __all__ = ["Instruments", "Tick", "View", "batches_of", "last_step", "see", "silent"]
 

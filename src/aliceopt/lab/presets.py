@@ -13,7 +13,7 @@ from aliceopt.lab.plan import PlanError
 from aliceopt.lab.typed import Count, Positive, checked, whole
 from aliceopt.lab.words import counted
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
-from aliceopt.landscape.power_law import Blocks
+from aliceopt.landscape.subject import Blocks
 
 __all__ = [
     "INSTRUMENTS",

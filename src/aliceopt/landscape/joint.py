@@ -23,6 +23,7 @@ from ..telemetry import rates_of
 from ..topography import corrected
 from .excursion import excursion, sites_of
 from .packs import parts_of
+from .subject import check_above
 
 if TYPE_CHECKING:
     from ..alice import Alice
@@ -57,9 +58,7 @@ def joint_curvature(
         closure: forward and backward on one batch, the same at every call.
         length: of the move, in steps.
     """
-    number = isinstance(length, int | float) and not isinstance(length, bool)
-    if not number or not math.isfinite(length) or length <= 0:
-        raise ValueError(f"length must be a number in (0, inf), got {length!r}")
+    check_above("length", length)
     moves = _moves(optimizer)
     named = {str(i): param for i, param in enumerate(moves)}
     sites = list(sites_of(named, optimizer.model, 0.0, None).values())

@@ -19,7 +19,7 @@ from aliceopt.lab.figures.power_law import draw_block, mark_powers
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.results.landscape_table import Lines, exponents_along
 from aliceopt.landscape import Slice
-from aliceopt.landscape.power_law import without_nan
+from aliceopt.landscape.subject import without_nan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from aliceopt.lab.landscapes import View
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.bounds import FORMS
-from aliceopt.landscape.power_law import without_nan
+from aliceopt.landscape.subject import without_nan
 
 if TYPE_CHECKING:
     from rich.table import Table
