@@ -321,8 +321,8 @@ def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
     network = network_of(run, tmp_path, torch.device("cpu"))
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
     found = calibrate(network, 0, 0.2, 60)
-    assert [layer.layer for layer in found.layers] == ["0.weight", "3.weight"]
-    for layer in found.layers:
+    assert [layer.layer for layer in found] == ["0.weight", "3.weight"]
+    for layer in found:
         assert layer.predicted.keys() == set(PREDICTED)
         told = layer.predicted["glass"] - layer.predicted["radius"]
         assert math.isfinite(told)

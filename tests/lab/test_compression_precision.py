@@ -27,7 +27,7 @@ def test_a_quadratic_is_predicted_exactly_by_every_hessian():
     network = Network(
         problem, model, problem.train, problem.validation, "float32", torch.device("cpu")
     )
-    found = calibrate(network, 0, 0.1, 300).layers[0]  # one weight goes
+    found = calibrate(network, 0, 0.1, 300)[0]  # one weight goes
     assert found.predicted["glass"] == pytest.approx(found.measured, rel=0.05, abs=1e-4)
 
 

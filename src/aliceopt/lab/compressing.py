@@ -39,17 +39,7 @@ from aliceopt.compress import (
 )
 from aliceopt.lab import compression_records as records
 from aliceopt.lab.clock import Clock, now
-from aliceopt.lab.compression import (
-    POINT,
-    WHOLE,
-    Ask,
-    Calibration,
-    Key,
-    LayerIncrease,
-    Result,
-    Row,
-    row_of,
-)
+from aliceopt.lab.compression import POINT, WHOLE, Ask, Key, LayerIncrease, Result, Row, row_of
 from aliceopt.lab.network import Batch, Network
 from aliceopt.lab.records import Journal, save_checkpoint
 from aliceopt.lab.spec import Run
@@ -94,11 +84,11 @@ def compress_network(
             yield f"{result.criterion} {100 * result.sparsity:g}%: loss {result.loss:.4f}"
         if layers is not None:
             found = calibrate(network, run.seed, layers, ask.gradients)
-            for layer in found.layers:
+            for layer in found:
                 asked = {"sparsity": layers, "budget": ask.gradients}
                 journal.write("layer", **said, **asked, **asdict(layer), date=now())
             journal.synced()
-            yield f"{counted(len(found.layers), 'layer')}: predicted and measured"
+            yield f"{counted(len(found), 'layer')}: predicted and measured"
 
 
 def _layers_left(model: nn.Module, run: Run, folder: Path, ask: Ask) -> bool:
@@ -318,7 +308,7 @@ class _Judge:
 # ---- layer by layer ----------------------------------------------------------------------------
 
 
-def calibrate(network: Network, seed: int, sparsity: float, gradients: int) -> Calibration:
+def calibrate(network: Network, seed: int, sparsity: float, gradients: int) -> list[LayerIncrease]:
     """Predict and measure what it costs to remove the smaller weights of every layer alone.
 
     Each of three sensitivities may take as many gradients. The network is not changed.
@@ -355,4 +345,4 @@ def calibrate(network: Network, seed: int, sparsity: float, gradients: int) -> C
             "glass": over.total,
         }
         layers.append(LayerIncrease(name, rise, predicted))
-    return Calibration(sparsity, layers)
+    return layers

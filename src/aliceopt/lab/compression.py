@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
-
-import torch
 
 from aliceopt.compress import CRITERIA
 from aliceopt.lab.plan import PlanError
@@ -211,9 +207,6 @@ class Ask:
         return Group(self.structure, self.rounds, self.finetune, self.gradients)
 
 
-# ---- does a curvature say what a removal costs? ------------------------------------------------
-
-
 PREDICTED = {
     "fisher": "Fisher",
     "point": "h at a point",
@@ -226,39 +219,8 @@ first-order term and the glass."""
 
 @dataclass(frozen=True)
 class LayerIncrease:
-    """A layer: the rise that was measured, and the predictions."""
+    """A share of one layer removed: the rise that was measured, and those predicted."""
 
     layer: str
     measured: float
     predicted: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """All layers, and of every prediction its rank correlation and its median ratio."""
-
-    sparsity: float
-    layers: list[LayerIncrease]
-
-    def correlation(self, prediction: str) -> float:
-        """Spearman's, over layers; NaN below three."""
-        told = [layer.predicted[prediction] for layer in self.layers]
-        return rank_correlation(told, [layer.measured for layer in self.layers])
-
-    def ratio(self, prediction: str) -> float:
-        """The median of predicted over measured, of layers whose removal raised the loss."""
-        ratios = [x.predicted[prediction] / x.measured for x in self.layers if x.measured > 0]
-        return median(ratios) if ratios else float("nan")
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's coefficient, without ties.
-
-    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
-    0.5
-    """
-    if len(a) < 3:
-        return float("nan")
-    ranks = [torch.tensor(x, dtype=torch.float64).argsort().argsort().double() for x in (a, b)]
-    n = len(a)
-    return 1 - 6 * float((ranks[0] - ranks[1]).square().sum()) / (n * (n * n - 1))

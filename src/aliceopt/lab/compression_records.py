@@ -15,15 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.compression import (
-    PREDICTED,
-    ROWS,
-    Ask,
-    Calibration,
-    LayerIncrease,
-    Result,
-    spelled,
-)
+from aliceopt.lab.compression import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
 from aliceopt.lab.network import JOURNAL, Network
 from aliceopt.lab.records import RecordError, device_name, run_folder, versions
 from aliceopt.lab.spec import Run
@@ -184,15 +176,19 @@ def results_of(lines: Iterable[Line]) -> list[Result]:
     return found
 
 
-def calibrations_of(lines: Iterable[Line]) -> dict[tuple[float, int], dict[int, Calibration]]:
-    """By the share removed and the gradients allowed, then by seed."""
-    found: dict[tuple[float, int], dict[int, Calibration]] = {}
+Calibrations = dict[int, list[LayerIncrease]]
+"""The layers of networks, by seed."""
+
+
+def calibrations_of(lines: Iterable[Line]) -> dict[tuple[float, int], Calibrations]:
+    """By the share removed and the gradients allowed."""
+    found: dict[tuple[float, int], Calibrations] = {}
     for line in lines:
         if line["event"] == "layer":
             alike = found.setdefault((line["sparsity"], line["budget"]), {})
-            one = alike.setdefault(line["seed"], Calibration(line["sparsity"], []))
             predicted = {name: _number(value) for name, value in line["predicted"].items()}
-            one.layers.append(LayerIncrease(line["layer"], _number(line["measured"]), predicted))
+            layer = LayerIncrease(line["layer"], _number(line["measured"]), predicted)
+            alike.setdefault(line["seed"], []).append(layer)
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from aliceopt.lab.compression import PREDICTED, Calibration, Result, row_of
+from aliceopt.lab.compression import PREDICTED, Result, row_of
+from aliceopt.lab.compression_records import Calibrations
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.results import compression_table as tables
@@ -23,24 +25,18 @@ _LEFT_OUT = ("taylor", "point", "free", "both", "measured", "fisher-measured")
 
 def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
     """Loss against the share removed, a line a criterion; those at a given radius are left out."""
-    target = style.checked_path(path)
-    names = tables.criteria(results)
+    names, shares = tables.criteria(results), tables.sparsities(results)
     shown = [name for name in names if "@" not in name] or names
     if len(shown) > len(LOOKS):
         shown = [name for name in shown if name not in _LEFT_OUT]
-    shares = tables.sparsities(results)
-    with style.look():
-        figure = style.new_figure(3.2 + 0.2 * len(shown))
-        axes = figure.add_subplot()
-        _whole(axes, results)
+    labels = "weights removed, %", "validation loss"
+    with _axes(path, 3.2 + 0.2 * len(shown), *labels) as axes:
+        _draw_whole(axes, results)
         for i, name in enumerate(shown):
             means = [_loss(results, name, share) for share in shares]
             percent = [100 * share for share in shares]
             axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **look_of(i))
-        axes.set_xlabel("weights removed, %")
-        axes.set_ylabel("validation loss")
-        figure.legend(loc="outside upper left")
-        return style.save(figure, target)
+    return Path(path)
 
 
 def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path | None:
@@ -48,14 +44,12 @@ def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path 
 
     None where ``curvature`` was tried at fewer than two radii.
     """
-    radii = tables.tried_radii(results)
+    radii, default = tables.tried_radii(results), tables.default_radius_of(results)
     if len(radii) < 2:
         return None
-    target, default = style.checked_path(path), tables.default_radius_of(results)
-    with style.look():
-        figure = style.new_figure(3.6)
-        axes = figure.add_subplot()
-        _whole(axes, results)
+    labels = "radius of the probes, in units of the weights", "validation loss"
+    with _axes(path, 3.6, *labels, columns=2) as axes:
+        _draw_whole(axes, results)
         for i, share in enumerate(tables.sparsities(results)):
             look = look_of(i)
             means = [_loss(results, name, share) for name in radii]
@@ -67,19 +61,13 @@ def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path 
         if default is not None:
             axes.axvline(default, color="0.6", lw=0.8, ls=":", label="the default radius")
         axes.set_xscale("log")
-        axes.set_xlabel("radius of the probes, in units of the weights")
-        axes.set_ylabel("validation loss")
-        figure.legend(loc="outside upper left", ncols=2)
-        return style.save(figure, target)
+    return Path(path)
 
 
-def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) -> Path:
+def draw_layers(found: Calibrations, path: str | os.PathLike[str]) -> Path:
     """Predicted against measured rises, a point a layer and seed; both axes are logarithmic."""
-    target = style.checked_path(path)
-    with style.look():
-        figure = style.new_figure(4.4)
-        axes = figure.add_subplot()
-        layers = [layer for one in found.values() for layer in one.layers if layer.measured > 0]
+    layers = [layer for own in found.values() for layer in own if layer.measured > 0]
+    with _axes(path, 4.4, "measured rise of the loss", "predicted", columns=2) as axes:
         for look, (name, label) in zip(LOOKS, PREDICTED.items(), strict=False):
             points = [(x.measured, x.predicted[name]) for x in layers if x.predicted[name] > 0]
             xs, ys = ([p[i] for p in points] for i in range(2))
@@ -89,13 +77,26 @@ def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) 
             axes.plot(ends, ends, color="0.6", lw=0.8, label="as predicted")
             axes.set_xscale("log")
             axes.set_yscale("log")
-        axes.set_xlabel("measured rise of the loss")
-        axes.set_ylabel("predicted")
-        figure.legend(loc="outside upper left", ncols=2)
-        return style.save(figure, target)
+    return Path(path)
 
 
-def _whole(axes: Axes, results: Sequence[Result]) -> None:
+@contextmanager
+def _axes(
+    path: str | os.PathLike[str], height: float, x: str, y: str, columns: int = 1
+) -> Iterator[Axes]:
+    """Axes to draw on; the figure is written behind it, with what is beside its axes."""
+    target = style.checked_path(path)
+    with style.look():
+        figure = style.new_figure(height)
+        axes = figure.add_subplot()
+        yield axes
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        figure.legend(loc="outside upper left", ncols=columns)
+        style.save(figure, target)
+
+
+def _draw_whole(axes: Axes, results: Sequence[Result]) -> None:
     whole = [r.loss for r in tables.at(results, "none", 0.0).values()]
     if whole:
         axes.axhline(fmean(whole), color="0.6", lw=0.8, label="none removed")

@@ -75,50 +75,41 @@ def write_landscape_report(
 
 # ---- figures -----------------------------------------------------------------------------------
 
-_SHARES = (
-    "How much of the gradient's change is glass?",
-    "At the smallest radius that can be read; lines are 95% intervals. Paler bars are of the "
-    "second kind of batches.",
-)
-_BOUNDS = (
-    "Does the bound hold?",
-    "Rises of the loss beyond its slope against half of the Hessian's diagonal and the joint glass "
-    "term; on the dotted line they are equal. Only what is above zero and above rounding.",
-)
 _ALONG = "At the smallest radius that can be read; bands are 95% intervals."
 _EXPONENTS = "Exponents between neighbouring radii; bands are 95% intervals."
+_SHARES = (
+    "At the smallest radius that can be read; lines are 95% intervals. Paler bars are of the "
+    "second kind of batches."
+)
+_BOUNDS = (
+    "Rises of the loss beyond its slope against half of the Hessian's diagonal and the joint glass "
+    "term; on the dotted line they are equal. Only what is above zero and above rounding."
+)
 _SLICES = (
     "Along a direction, in root mean squares of the displacement; predictions are from the middle."
 )
-_PLANES = (
-    "And along two directions?",
-    "Left the loss on one batch, right the prediction from the middle.",
-)
+_PLANES = "Left the loss on one batch, right the prediction from the middle."
 
 
 def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
     """Every figure that the views allow, each as PNG and PDF."""
     found: list[Picture] = []
 
-    def add(name: str, draw: Callable[[Path], Path | None], question: str, caption: str) -> None:
-        drawn = draw(folder / f"{name}.png")
+    def add(name: str, draw: Callable[..., Path | None], question: str, caption: str) -> None:
+        drawn = draw(views, folder / f"{name}.png")
         if drawn is not None:
             found.append(Picture(drawn, question, caption, question))
 
     parts = list(dict.fromkeys(view.part for view in views))
     for part in parts:
-        add(
-            f"exponents-{part}",
-            partial(figures.draw_exponents, views, part=part),
-            f"Glass or a Hessian, on {part} batches?",
-            _EXPONENTS,
-        )
-    add("shares", partial(figures.draw_shares, views), *_SHARES)
-    add("bounds", partial(figures.draw_bounds, views), *_BOUNDS)
+        question = f"Glass or a Hessian, on {part} batches?"
+        add(f"exponents-{part}", partial(figures.draw_exponents, part=part), question, _EXPONENTS)
+    add("shares", figures.draw_shares, "How much of the gradient's change is glass?", _SHARES)
+    add("bounds", figures.draw_bounds, "Does the bound hold?", _BOUNDS)
     for part in parts:
         question = f"What does the loss look like, on a {part} batch?"
-        add(f"slices-{part}", partial(figures.draw_slices, views, part=part), question, _SLICES)
-    add("planes", partial(figures.draw_planes, views), *_PLANES)
+        add(f"slices-{part}", partial(figures.draw_slices, part=part), question, _SLICES)
+    add("planes", figures.draw_planes, "And along two directions?", _PLANES)
     return found
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from aliceopt.lab.compression import (
-    PREDICTED,
-    ROWS,
-    Ask,
-    Calibration,
-    Group,
-    Result,
-    row_of,
-)
-from aliceopt.lab.compression_records import Line, calibrations_of, results_of
+import torch
+
+from aliceopt.lab.compression import PREDICTED, ROWS, Ask, Group, LayerIncrease, Result, row_of
+from aliceopt.lab.compression_records import Calibrations, Line, calibrations_of, results_of
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.words import counted
@@ -160,34 +154,48 @@ def default_radius_of(results: Iterable[Result]) -> float | None:
     return fmean(radii) if radii else None
 
 
-def layer_rows(found: Calibration) -> Rows:
+def layer_rows(layers: Iterable[LayerIncrease]) -> Rows:
     """A row a layer, of one network."""
     rows = [["layer", "measured", *PREDICTED.values()]]
-    for layer in found.layers:
+    for layer in layers:
         cells = (layer.measured, *(layer.predicted[name] for name in PREDICTED))
         rows.append([layer.layer, *(f"{value:.4g}" for value in cells)])
     return rows
 
 
-def calibration_rows(found: Mapping[int, Calibration]) -> Rows:
-    """What each prediction is worth: by seed, then the median over seeds."""
+def calibration_rows(found: Calibrations) -> Rows:
+    """What each prediction is worth: of one network, or the median of several and the range."""
     rows = [["", *PREDICTED.values()]]
-    ranks = {seed: [one.correlation(name) for name in PREDICTED] for seed, one in found.items()}
-    ratios = {seed: [one.ratio(name) for name in PREDICTED] for seed, one in found.items()}
-    for what, table, shown in (
-        ("rank correlation", ranks, "{:.2f}"),
-        ("median of predicted / measured", ratios, "{:.2g}"),
+    count = len(found)
+    for what, worth, digits in (
+        ("rank correlation", _rank_correlation, ".2f"),
+        ("median of predicted / measured", _ratio, ".2g"),
     ):
-        columns = list(zip(*table.values(), strict=True))
-        if len(table) == 1:
-            rows.append([what, *(shown.format(column[0]) for column in columns)])
-            continue
-        cells = [
-            f"{shown.format(median(c))} ({shown.format(min(c))} to {shown.format(max(c))})"
-            for c in columns
-        ]
-        rows.append([f"{what}, {len(table)} networks", *cells])
+        cells = []
+        for name in PREDICTED:
+            told = [worth(layers, name) for layers in found.values()]
+            low, middle, high = (f"{x:{digits}}" for x in (min(told), median(told), max(told)))
+            cells.append(middle if count == 1 else f"{middle} ({low} to {high})")
+        rows.append([what if count == 1 else f"{what}, {count} networks", *cells])
     return rows
+
+
+def _rank_correlation(layers: Sequence[LayerIncrease], prediction: str) -> float:
+    """Spearman's, without ties; NaN below three layers."""
+    n = len(layers)
+    if n < 3:
+        return math.nan
+    both = ([x.predicted[prediction] for x in layers], [x.measured for x in layers])
+    one, other = (torch.tensor(x, dtype=torch.float64).argsort().argsort().double() for x in both)
+    return 1 - 6 * float((one - other).square().sum()) / (n * (n * n - 1))
+
+
+def _ratio(layers: Sequence[LayerIncrease], prediction: str) -> float:
+    """The median of predicted over measured, of layers whose removal raised the loss."""
+    ratios = [
+        layer.predicted[prediction] / layer.measured for layer in layers if layer.measured > 0
+    ]
+    return median(ratios) if ratios else math.nan
 
 
 def decision(results: Sequence[Result]) -> list[str]:
@@ -240,13 +248,12 @@ def asked_tables(lines: Sequence[Line], ask: Ask) -> list[Told]:
         told.append((title, compression_rows(mine, metric), decision(mine)))
     if curve := radius_rows(mine, metric):
         told.append((f"{shown} by radius of the probes", curve, []))
-    told_of = calibrations_of(lines)
-    found = {} if ask.layers is None else told_of.get((ask.layers, ask.gradients), {})
-    for seed, one in found.items():
-        title = f"rise of the loss, {100 * one.sparsity:g}% of a layer removed, seed {seed}"
-        told.append((title, layer_rows(one), []))
-    if found:
-        told.append(("what the predictions are worth", calibration_rows(found), []))
+    for (share, budget), found in calibrations_of(lines).items():
+        if (share, budget) == (ask.layers, ask.gradients):
+            for seed, layers in found.items():
+                title = f"rise of the loss, {100 * share:g}% of a layer removed, seed {seed}"
+                told.append((title, layer_rows(layers), []))
+            told.append(("what the predictions are worth", calibration_rows(found), []))
     return told
 
 
