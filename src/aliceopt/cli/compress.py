@@ -80,11 +80,16 @@ def compress(
     """
     from aliceopt.lab import carry_out
     from aliceopt.lab.compression import ROWS, Ask
+    from aliceopt.lab.compression_records import read_folder
     from aliceopt.lab.lock import locked
     from aliceopt.lab.network import check_same, problem_name, problem_run
     from aliceopt.lab.plan import EXPERIMENTS
 
     with carry_out.told(refuse, needs_lab):
+        from aliceopt.lab.report.compression import write_compression_report
+        from aliceopt.lab.results.compression_table import asked_tables, print_tables
+        from aliceopt.lab.terminal import stdout_console
+
         shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
         chosen = tuple(split_names(criteria) or ROWS)
         ask = Ask(shares, chosen, gradients, finetune, rounds, structure, layers)
@@ -102,7 +107,11 @@ def compress(
                 check_same(run, folder, checkpoint)
             _check_old(folder, runs, ask, resume, overwrite)
             finished = _carry_out(folder, runs, place, checkpoint, (name, scale), ask)
-            _tell(folder, ask)
+            lines = read_folder(folder)
+            print_tables(asked_tables(lines, ask), stdout_console())
+            if lines:
+                say(f"report: {write_compression_report(folder, carry_out.command())}")
+            say(f"networks and records: {folder}")
     if not finished:
         raise typer.Exit(130)
 
@@ -159,18 +168,3 @@ def _carry_out(
         say("interrupted: what is finished is kept, and the same command with --resume goes on")
         return False
     return True
-
-
-def _tell(folder: Path, ask: Ask) -> None:
-    """Print the tables of what was asked for, and write the report of all there is."""
-    from aliceopt.lab import carry_out
-    from aliceopt.lab.compression_records import read_folder
-    from aliceopt.lab.report.compression import write_compression_report
-    from aliceopt.lab.results.compression_table import asked_tables, print_tables
-    from aliceopt.lab.terminal import stdout_console
-
-    lines = read_folder(folder)
-    print_tables(asked_tables(lines, ask), stdout_console())
-    if lines:
-        say(f"report: {write_compression_report(folder, carry_out.command())}")
-    say(f"networks and records: {folder}")

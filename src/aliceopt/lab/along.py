@@ -60,7 +60,15 @@ class Along:
         network = fresh_network(run, device)
         self.steps = moments(run.training.steps, len(network.train), every)
         self.instruments = Instruments(network, self.asked, tick)
-        self.settings = _settings(self.asked, every)
+        plain = isinstance(asked.blocks, int | str | None)
+        names = ("batch_size", "precision", "seed", "evaluating", "radius")
+        self.settings = {  # all that numbers depend on
+            "every": every,
+            "preset": list(asked.preset),
+            "parts": list(asked.parts),
+            "blocks": asked.blocks if plain else str(asked.blocks),
+            **{name: getattr(asked, name) for name in names},
+        }
         self.place = run_folder(folder, run.method, run.seed)
         kept = self.events()  # where the folder's network was measured on its way already
         self.radii: tuple[float, ...] = tuple(kept[0]["ladder"]["radii"]) if kept else ()
@@ -114,15 +122,3 @@ class Along:
         """One a moment and kind of batches: where it was, and the ladder's own numbers."""
         kept = ("step", "epoch", "part", "batch_size", "readable")
         return [{name: event[name] for name in kept} | event["ladder"] for event in self.events()]
-
-
-def _settings(asked: Asked, every: float) -> dict[str, Any]:
-    """All that numbers depend on, as plain values."""
-    names = ("batch_size", "precision", "seed", "evaluating", "radius")
-    return {
-        "every": every,
-        "preset": list(asked.preset),
-        "parts": list(asked.parts),
-        "blocks": asked.blocks if isinstance(asked.blocks, int | str | None) else str(asked.blocks),
-        **{name: getattr(asked, name) for name in names},
-    }

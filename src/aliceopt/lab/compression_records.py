@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.compression import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
-from aliceopt.lab.network import JOURNAL, Network
+from aliceopt.lab.network import JOURNAL, Network, settings_of
 from aliceopt.lab.records import RecordError, device_name, run_folder, versions
 from aliceopt.lab.spec import Run
-from aliceopt.lab.typed import to_json
 from aliceopt.lab.writing import replacing
 
 Line = dict[str, Any]
@@ -75,10 +74,8 @@ def journal_path(folder: Path, run: Run) -> Path:
 
 def about(problem: str, scale: str, run: Run, network: Network) -> Line:
     """What all lines of a network share; ``network`` is a name of how it was trained."""
-    config = to_json(run)
+    config = settings_of(run)
     config.pop("seed")
-    config["training"].pop("threads")
-    config["problem"].get("data", {}).pop("root", None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     return {
         "problem": problem,

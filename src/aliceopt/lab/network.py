@@ -42,6 +42,7 @@ __all__ = [
     "network_of",
     "problem_name",
     "problem_run",
+    "settings_of",
     "weights_of",
 ]
 
@@ -226,22 +227,14 @@ def fresh_network(
     return Network(problem, model, train_, validation, precision, device, most, run)
 
 
-def _trained(
-    run: Run, folder: Path, device: torch.device, watch: Watch | None = None
-) -> dict[str, Any]:
+def _trained(run: Run, folder: Path, device: torch.device, watch: Watch | None) -> dict[str, Any]:
     """The checkpoint at the end of training, which is made, gone on with, or over."""
     place = run_folder(folder, run.method, run.seed)
     done = load_checkpoint(place / "checkpoint.pt")
     if done is None or done["step"] < run.training.steps:
         told: list[Progress] = []
-        status = train(
-            run,
-            folder,
-            device=str(device),
-            resume=done is not None,
-            report=told.append,
-            watch=watch,
-        )
+        how: dict[str, Any] = {"device": str(device), "resume": done is not None}
+        status = train(run, folder, **how, report=told.append, watch=watch)
         if status == "interrupted":
             raise KeyboardInterrupt
         if status != "finished":
@@ -261,9 +254,7 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     if checkpoint is not None and checkpoint.resolve() == (place / "checkpoint.pt").resolve():
         checkpoint = None
     source = str(run.problem).rpartition(":")[0]
-    made_by = to_json(run)
-    made_by["training"].pop("threads")
-    made_by["problem"].get("data", {}).pop("root", None)
+    made_by = settings_of(run)
     for name, file in (("code", Path(source)), ("weights", checkpoint)):
         content = file.read_bytes() if file is not None and file.is_file() else b""
         made_by[name] = hashlib.sha256(content).hexdigest()
@@ -273,6 +264,14 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
         raise PlanError(f"{str(place)!r} holds another network: choose another --out")
     return text
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """A run in plain values, without where its data lies and how many threads there are."""
+    settings: dict[str, Any] = to_json(run)
+    settings["training"].pop("threads")
+    settings["problem"].get("data", {}).pop("root", None)
+    return settings
 
 
 def weights_of(path: Path) -> Mapping[str, Tensor]:

@@ -74,7 +74,8 @@ def joint_curvature(
     along = diagonal = 0.0
     for site, (far, near), plus, minus in zip(sites, ends, *grads, strict=True):
         moved = far - near  # what rounding left of the step
-        along += _dot(plus, moved) - _dot(minus, moved)
+        ahead, behind = (torch.sum(g.to(moved.dtype) * moved).item() for g in (plus, minus))
+        along += ahead - behind
         diagonal += (moves[site.param][1] * moved.square()).sum().item()
     factor = along / diagonal if diagonal else math.nan
     return JointCurvature(along / length**2, diagonal / length**2, factor)
@@ -85,10 +86,6 @@ def _ends(param: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     here = param.detach().to(step.dtype)
     far, near = ((here + sign * step).to(param.dtype).to(step.dtype) for sign in (0.5, -0.5))
     return far, near
-
-
-def _dot(grad: Tensor, moved: Tensor) -> float:
-    return torch.sum(grad.to(moved.dtype) * moved).item()
 
 
 def _moves(optimizer: Alice) -> dict[Tensor, tuple[Tensor, Tensor]]:
