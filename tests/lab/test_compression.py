@@ -18,12 +18,11 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.lab import compression, compression_records
-from aliceopt.lab.calibration import PREDICTIONS, calibrate
-from aliceopt.lab.compressing import _Keeper
-from aliceopt.lab.compression import Ask, Result
-from aliceopt.lab.compression_rows import ROWS
+from aliceopt.lab import compressing, compression_records
+from aliceopt.lab.compressing import _Keeper, calibrate
+from aliceopt.lab.compression import PREDICTED, ROWS, WHOLE, Ask, Result
 from aliceopt.lab.network import network_of, problem_run
+from aliceopt.lab.records import Journal
 
 PROBLEM = """
 import torch
@@ -148,15 +147,16 @@ def test_an_interrupted_comparison_goes_on_behind_what_is_there(tmp_path, source
     asked += ["--criteria", "magnitude,curvature,refit", "--layers", "0.5"]
     whole = tmp_path / "whole"
     assert compress(source, "--out", whole, *asked).exit_code == 0
-    kept, done = compression_records.keep_result, []
+    done = []
 
-    def killed(*args: Any) -> None:
-        if len(done) == 4:
-            raise KeyboardInterrupt
-        kept(*args)
-        done.append(args)
+    class Killed(Journal):
+        def write(self, event: str, **fields: Any) -> None:
+            if len(done) == 4:
+                raise KeyboardInterrupt
+            super().write(event, **fields)
+            done.append(event)
 
-    monkeypatch.setattr(compression_records, "keep_result", killed)
+    monkeypatch.setattr(compressing, "Journal", Killed)
     stopped = compress(source, "--out", out, *asked)
     assert stopped.exit_code == 130
     assert "the same command with --resume goes on" in stopped.output
@@ -192,6 +192,21 @@ def test_layers_of_which_a_kill_left_some_are_made_again(tmp_path, source):
     journal.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])  # all but the last line
     assert compress(source, *asked, "--resume").exit_code == 0
     assert [{**line, "date": ""} for line in records_of(out)] == before
+
+
+def test_lines_of_a_criterion_that_is_no_more_are_left_alone(tmp_path, source):
+    """What an older version has written stays in the journal, and nothing new is taken for it."""
+    out = tmp_path / "out"
+    asked = ["--out", out, "--sparsity", "0.5", "--criteria", "magnitude"]
+    assert compress(source, *asked).exit_code == 0
+    journal = out / "adamw/seed-0/compression.jsonl"
+    old = {**records_of(out)[-1], "criterion": "regression"}
+    with journal.open("a") as file:
+        file.write(json.dumps(old) + "\n")
+    assert "has 1 of these results for seed 0 already" in compress(source, *asked).stderr
+    result = compress(source, *asked, "--overwrite")
+    assert result.exit_code == 0, result.output
+    assert [r["criterion"] for r in records_of(out)] == ["none", "regression", "magnitude"]
 
 
 def records_of_complete(journal: Path) -> list[dict[str, Any]]:
@@ -306,9 +321,9 @@ def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
     network = network_of(run, tmp_path, torch.device("cpu"))
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
     found = calibrate(network, 0, 0.2, 60)
-    assert [layer.layer for layer in found.layers] == ["0.weight", "3.weight"]
-    for layer in found.layers:
-        assert layer.predicted.keys() == set(PREDICTIONS)
+    assert [layer.layer for layer in found] == ["0.weight", "3.weight"]
+    for layer in found:
+        assert layer.predicted.keys() == set(PREDICTED)
         told = layer.predicted["glass"] - layer.predicted["radius"]
         assert math.isfinite(told)
     after = network.model.state_dict()
@@ -322,17 +337,17 @@ def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
 def test_criteria_share_measurements_and_each_is_as_if_it_were_alone(tmp_path, source, monkeypatch):
     """Taylor and Fisher take one gradient a batch each, h free of kinks and with glass three."""
     network = network_of(problem_run(source, 0, epochs=1), tmp_path, torch.device("cpu"))
-    real, calls = compression.sensitivity, []
+    real, calls = compressing.sensitivity, []
 
     def counted(*args: Any, **options: Any) -> Any:
         calls.append(options["terms"])
         return real(*args, **options)
 
-    monkeypatch.setattr(compression, "sensitivity", counted)
+    monkeypatch.setattr(compressing, "sensitivity", counted)
 
     def losses(*names: str) -> list[tuple[float, int]]:
-        found = compression.compare(network, 0, Ask((0.6,), names, 30), done=[compression.WHOLE])
-        return [(result.loss, result.gradients) for result in found]
+        found = compressing.compare(network, 0, Ask((0.6,), names, 30), [WHOLE])
+        return [(result.loss, result.gradients) for result, _ in found]
 
     names = ("taylor", "fisher", "free", "both")
     together = losses(*names)
@@ -345,7 +360,7 @@ def test_an_exponent_is_chosen_on_batches_that_the_refit_has_not_seen(
 ):
     """Of training data, in every round; where all are seen, the last; gradients are taken by h."""
     network = network_of(problem_run(source, 0, epochs=1), tmp_path, torch.device("cpu"))
-    real, seen, tempers = compression.temper_by_loss, [], []
+    real, seen, tempers = compressing.temper_by_loss, [], []
 
     def watched(model: Any, measured: Any, sparsity: float, loss: Any, batches: Any, **how: Any):
         there = list(batches)
@@ -353,13 +368,13 @@ def test_an_exponent_is_chosen_on_batches_that_the_refit_has_not_seen(
         tempers.append(real(model, measured, sparsity, loss, there, **how))
         return tempers[-1]
 
-    monkeypatch.setattr(compression, "temper_by_loss", watched)
+    monkeypatch.setattr(compressing, "temper_by_loss", watched)
     ask = Ask((0.75,), ("fisher-measured-refit", "measured"), 40, rounds=2)
     for refitted, chosen, places in ((3, 4, range(4, 8)), (6, 4, (6, 7)), (8, 5, range(3, 8))):
-        monkeypatch.setattr(compression, "UPDATE_BATCHES", refitted)
-        monkeypatch.setattr(compression, "CHOICE_BATCHES", chosen)
+        monkeypatch.setattr(compressing, "UPDATE_BATCHES", refitted)
+        monkeypatch.setattr(compressing, "CHOICE_BATCHES", chosen)
         seen.clear()
-        found = list(compression.compare(network, 0, ask, done=[compression.WHOLE]))
+        found = [result for result, _ in compressing.compare(network, 0, ask, [WHOLE])]
         assert [share for share, _ in seen] == [0.5, 0.75] * 2
         expected = torch.stack([network.train.batch(0, 0, i)[0] for i in places])
         assert all(torch.equal(torch.stack(batches), expected) for _, batches in seen)

@@ -10,8 +10,8 @@ from torch import nn
 
 pytest.importorskip("rich")
 
-from aliceopt.lab import calibration, compression
-from aliceopt.lab.calibration import calibrate
+from aliceopt.lab import compressing
+from aliceopt.lab.compressing import calibrate
 from aliceopt.lab.compression import Ask
 from aliceopt.lab.network import Network
 from aliceopt.lab.problem import Problem
@@ -27,7 +27,7 @@ def test_a_quadratic_is_predicted_exactly_by_every_hessian():
     network = Network(
         problem, model, problem.train, problem.validation, "float32", torch.device("cpu")
     )
-    found = calibrate(network, 0, 0.1, 300).layers[0]  # one weight goes
+    found = calibrate(network, 0, 0.1, 300)[0]  # one weight goes
     assert found.predicted["glass"] == pytest.approx(found.measured, rel=0.05, abs=1e-4)
 
 
@@ -42,7 +42,7 @@ def test_short_probes_of_a_bf16_network_are_computed_in_float32(monkeypatch):
     )
     seen: list[torch.dtype] = []
     model.register_forward_hook(lambda layer, inputs, outputs: seen.append(outputs.dtype))
-    real, taken = compression.sensitivity, {}
+    real, taken = compressing.sensitivity, {}
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.clear()
@@ -50,10 +50,9 @@ def test_short_probes_of_a_bf16_network_are_computed_in_float32(monkeypatch):
         taken[args[3]] = set(seen)
         return found
 
-    monkeypatch.setattr(compression, "sensitivity", watched)
-    monkeypatch.setattr(calibration, "sensitivity", watched)
+    monkeypatch.setattr(compressing, "sensitivity", watched)
     names = ("point", "curvature@1e-3", "curvature")
-    results = list(compression.compare(network, 0, Ask((0.5,), names, 10)))
+    results = [result for result, _ in compressing.compare(network, 0, Ask((0.5,), names, 10))]
     default = results[-1].radius
     full, half = {torch.float32}, {torch.bfloat16}
     assert taken == {1e-4: full, 1e-3: full, default: half}

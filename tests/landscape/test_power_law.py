@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aliceopt.landscape import power_law, variation_exponent
-from aliceopt.landscape.power_law import jackknife_interval, student
+from aliceopt.landscape.power_law import jackknife_interval
+from aliceopt.landscape.spread import student
 from landscape_cases import generator, network, quadratic
 
 # ---- exponents ---------------------------------------------------------------------------------

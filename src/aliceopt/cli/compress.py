@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -78,22 +79,39 @@ def compress(
     report and, for every sparsity, the pruned network whose loss is lowest.
     """
     from aliceopt.lab import carry_out
-    from aliceopt.lab.compression import Ask
-    from aliceopt.lab.compression_rows import ROWS
+    from aliceopt.lab.compression import ROWS, Ask
+    from aliceopt.lab.compression_records import read_folder
     from aliceopt.lab.lock import locked
+    from aliceopt.lab.network import check_same, problem_name, problem_run
+    from aliceopt.lab.plan import EXPERIMENTS
 
     with carry_out.told(refuse, needs_lab):
+        from aliceopt.lab.report.compression import write_compression_report
+        from aliceopt.lab.results.compression_table import asked_tables, print_tables
+        from aliceopt.lab.terminal import stdout_console
+
         shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
         chosen = tuple(split_names(criteria) or ROWS)
         ask = Ask(shares, chosen, gradients, finetune, rounds, structure, layers)
-        source = _Source(problem, scale, data, precision, checkpoint)
-        folder = Path("runs") / f"compress-{source.name}" if out is None else out
+        name = problem_name(problem)
+        folder = Path("runs") / f"compress-{name}" if out is None else out
         place = carry_out.devices(device)[0]
         with locked(folder):
-            runs = source.runs(seeds, folder)
+            which = seeds_of(seeds)
+            numbers = which if isinstance(which, list) else list(range(which or 1))
+            if problem in EXPERIMENTS:
+                data = carry_out.data_root(problem, scale, data, folder)
+            how: dict[str, Any] = {"scale": scale, "data": data, "precision": precision}
+            runs = [problem_run(problem, seed, **how) for seed in numbers]
+            for run in runs:
+                check_same(run, folder, checkpoint)
             _check_old(folder, runs, ask, resume, overwrite)
-            finished = _carry_out(folder, source, runs, place, ask)
-            _tell(folder, ask)
+            finished = _carry_out(folder, runs, place, checkpoint, (name, scale), ask)
+            lines = read_folder(folder)
+            print_tables(asked_tables(lines, ask), stdout_console())
+            if lines:
+                say(f"report: {write_compression_report(folder, carry_out.command())}")
+            say(f"networks and records: {folder}")
     if not finished:
         raise typer.Exit(130)
 
@@ -107,66 +125,32 @@ def _numbers(text: str) -> tuple[float, ...]:
         ) from None
 
 
-class _Source(NamedTuple):
-    """Where networks come from."""
-
-    problem: str | None
-    scale: str
-    data: Path | None
-    precision: str | None
-    checkpoint: Path | None
-
-    @property
-    def name(self) -> str:
-        """Of the problem, for folders and records."""
-        if self.problem is None:
-            return "digits"
-        return Path(self.problem.rpartition(":")[0] or self.problem).name.removesuffix(".py")
-
-    def runs(self, seeds: str | None, folder: Path) -> list[Run]:
-        """How the network of every seed is trained; refuses a folder that has others."""
-        from aliceopt.lab import carry_out
-        from aliceopt.lab.network import check_same, check_source, problem_run
-
-        which = seeds_of(seeds)
-        numbers = which if isinstance(which, list) else list(range(which or 1))
-
-        root = self.data
-        if self.problem is not None and ":" not in self.problem:
-            check_source(self.problem)
-            root = carry_out.data_root(self.problem, self.scale, self.data, folder)
-        how: dict[str, Any] = {"scale": self.scale, "data": root, "precision": self.precision}
-        runs = [problem_run(self.problem, seed, **how) for seed in numbers]
-        for run in runs:
-            check_same(run, folder, self.checkpoint)
-        return runs
-
-
 def _check_old(folder: Path, runs: list[Run], ask: Ask, resume: bool, overwrite: bool) -> None:
     """Results that are asked for and there already are kept, or made anew, as the user says."""
     from aliceopt.lab import compression_records as records
 
     if overwrite:
         check_not_both(resume)
-    wanted = set(ask.keys())
+    asked_for = partial(records.asked_for, ask)
     for run in runs:
-
-        def asked_for(line: records.Line) -> bool:
-            if line["event"] == "layer":
-                return (line["sparsity"], line["budget"]) == (ask.layers, ask.gradients)
-            return records.results_of([line])[0].key in wanted
-
-        old = [line for line in records.read_run(folder, run) if asked_for(line)]
-        if old and not resume and not overwrite:
-            raise ValueError(
-                f"{str(folder)!r} has {len(old)} of these results for seed {run.seed} already: "
-                "--resume goes on behind them, --overwrite makes them anew"
-            )
+        old = sum(map(asked_for, records.read_run(folder, run)))
         if old and overwrite:
             records.forget(folder, run, asked_for)
+        elif old and not resume:
+            raise ValueError(
+                f"{str(folder)!r} has {old} of these results for seed {run.seed} already: "
+                "--resume goes on behind them, --overwrite makes them anew"
+            )
 
 
-def _carry_out(folder: Path, source: _Source, runs: list[Run], place: str, ask: Ask) -> bool:
+def _carry_out(
+    folder: Path,
+    runs: list[Run],
+    place: str,
+    checkpoint: Path | None,
+    told: tuple[str, str],
+    ask: Ask,
+) -> bool:
     """Make what is missing, seed by seed; False if it was interrupted."""
     import torch
 
@@ -177,31 +161,10 @@ def _carry_out(folder: Path, source: _Source, runs: list[Run], place: str, ask: 
     try:
         with terms_as_interrupts():
             for run in runs:
-                network = network_of(run, folder, torch.device(place), source.checkpoint)
-                told = (source.name, source.scale)
+                network = network_of(run, folder, torch.device(place), checkpoint)
                 for said in compress_network(network, run, folder, told, ask):
                     say(f"seed {run.seed}: {said}")
     except KeyboardInterrupt:
         say("interrupted: what is finished is kept, and the same command with --resume goes on")
         return False
     return True
-
-
-def _tell(folder: Path, ask: Ask) -> None:
-    """Print the tables of what was asked for, and write the report of all there is."""
-    from aliceopt.lab import carry_out
-    from aliceopt.lab.compressing import asked_tables
-    from aliceopt.lab.compression_records import read_folder
-    from aliceopt.lab.report.compression import write_compression_report
-    from aliceopt.lab.results.compression_table import as_table
-    from aliceopt.lab.terminal import stdout_console
-
-    lines, console = read_folder(folder), stdout_console()
-    for title, rows, said in asked_tables(lines, ask):
-        console.print(title, style="bold", markup=False)
-        console.print(as_table(rows))
-        for line in said:
-            console.print(line, markup=False)
-    if lines:
-        say(f"report: {write_compression_report(folder, carry_out.command())}")
-    say(f"networks and records: {folder}")

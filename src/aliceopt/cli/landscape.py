@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aliceopt.lab.along import Along
     from aliceopt.lab.landscapes import View
     from aliceopt.lab.network import Network
-    from aliceopt.lab.presets import Asked
+    from aliceopt.lab.presets import Asked, Cost
     from aliceopt.lab.spec import Run
 
 
@@ -53,15 +53,16 @@ def landscape(
     import torch
 
     from aliceopt.lab import carry_out
+    from aliceopt.lab.along import Along
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import checkpoint_run, weights_of
-    from aliceopt.lab.presets import PARTS, PRESETS, Asked
+    from aliceopt.lab.network import checkpoint_run, problem_run, weights_of
+    from aliceopt.lab.plan import EXPERIMENTS
+    from aliceopt.lab.presets import PARTS, PRESETS, Asked, cost_of
     from aliceopt.lab.terminal import stdout_console
 
     folder = Path("runs") / f"landscape-{_name(source)}" if out is None else out
     with carry_out.told(refuse, needs_lab), locked(folder):
-        _check(preset, batch_size, blocks, batches, precision, radius, seed)
-        _check_twin(twin, train_twin)
+        _check(preset, batches, twin, train_twin)
         asked = Asked(
             preset=PRESETS[preset],
             batch_size=batch_size,
@@ -82,104 +83,60 @@ def landscape(
             checkpoint = Path(source)
             run = checkpoint_run(checkpoint)
         else:
-            run = _run(source, seed, scale, data, folder, method)
-        console = stdout_console()
+            if source in EXPERIMENTS:
+                data = carry_out.data_root(source, scale, data, folder)
+            run = problem_run(source, seed, scale=scale, data=data, method=method)
+        along = None
+        if every is not None:
+            if checkpoint is not None:
+                raise ValueError(
+                    "--every looks on while a network trains: give a problem, no checkpoint"
+                )
+            along = Along(run, asked, every, folder, place, tell=say)
         count = 1 + (twin is not None) + train_twin
-        along = None if every is None else _along(run, asked, every, folder, place, checkpoint)
-        _announce(preset, asked, count, along)
+        cost = cost_of(asked, count)
+        _announce(preset, asked, count, cost, along)
         networks = _networks(run, folder, place, checkpoint, twin, train_twin, along)
         lines = [] if along is None else along.lines()
         del along  # it has a network of its own
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)  # of the training
-        views = _seen(networks, asked, count, console, place)
+        console = stdout_console()
+        views = _seen(networks, asked, cost, console, place)
         _tell(views, lines, folder, console, _facts(source, run, asked, views, lines, place))
 
 
 def _name(source: str | None) -> str:
-    if source is None:
-        return "digits"
-    if source.endswith(".pt"):
+    from aliceopt.lab.network import problem_name
+
+    if source is not None and source.endswith(".pt"):
         return "-".join(Path(source).resolve().parts[-4:-1])
-    return (source.rpartition(":")[0].rpartition("/")[2] or source).removesuffix(".py")
+    return problem_name(source)
 
 
-def _check(
-    preset: str,
-    batch_size: int | None,
-    blocks: str | None,
-    batches: str,
-    precision: str,
-    radius: float | None,
-    seed: int,
-) -> None:
+def _check(preset: str, batches: str, twin: str | None, train_twin: bool) -> None:
     """Refuse what cannot be measured, before a network is trained for it."""
-    from aliceopt.lab.presets import PARTS, PRECISIONS, PRESETS
-    from aliceopt.lab.typed import Count, Positive, checked, whole
+    from aliceopt.lab.presets import PARTS, PRESETS
+    from aliceopt.landscape.twins import ACTIVATIONS
 
     if preset not in PRESETS:
         raise ValueError(f"--preset must be one of {', '.join(PRESETS)}; got {preset!r}")
     if batches not in ("both", *PARTS):
         raise ValueError(f"--batches must be both, {' or '.join(PARTS)}; got {batches!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"--precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
-    checked(Count | None, batch_size, "--batch-size")
-    checked(Positive | None, radius, "--radius")
-    checked(whole(0), seed, "--seed")
-    try:
-        re.compile(blocks or "")
-    except re.error as error:
-        raise ValueError(f"--blocks is no regular expression, got {blocks!r}: {error}") from None
-    if blocks is not None and blocks.isdecimal():
-        checked(Count, int(blocks), "--blocks")
-
-
-def _check_twin(twin: str | None, train_twin: bool) -> None:
-    from aliceopt.landscape.twins import ACTIVATIONS
-
     if train_twin and twin is None:
         raise ValueError("--train-twin needs --twin, the activation to train with")
     if twin is not None and twin not in ACTIVATIONS:
         raise ValueError(f"--twin must be one of {', '.join(ACTIVATIONS)}; got {twin!r}")
 
 
-def _run(
-    source: str | None, seed: int, scale: str, data: Path | None, folder: Path, method: str
-) -> Run:
-    from aliceopt.lab import carry_out
-    from aliceopt.lab.network import problem_run
-    from aliceopt.lab.plan import EXPERIMENTS
-
-    if source in EXPERIMENTS:
-        data = carry_out.data_root(source, scale, data, folder)
-    return problem_run(source, seed, scale=scale, data=data, method=method)
-
-
-def _along(
-    run: Run,
-    asked: Asked,
-    every: float,
-    folder: Path,
-    place: torch.device,
-    checkpoint: Path | None,
-) -> Along:
-    from aliceopt.lab.along import Along
-
-    if checkpoint is not None:
-        raise ValueError("--every looks on while a network trains: give a problem, no checkpoint")
-    return Along(run, asked, every, folder, place, tell=say)
-
-
-def _announce(preset: str, asked: Asked, count: int, along: Along | None) -> None:
-    from aliceopt.lab.presets import cost_of
+def _announce(preset: str, asked: Asked, count: int, cost: Cost, along: Along | None) -> None:
     from aliceopt.lab.words import counted
 
     radii, directions, batches, *_ = asked.preset
     each = f"{radii} radii, {directions} directions, {counted(batches, 'batch', 'batches')}"
-    kinds = " and ".join(asked.parts)
     say(
-        f"{preset}: {cost_of(asked, count).in_words()} at most, for "
-        f"{counted(count, 'network')} on {kinds} batches ({each} of each kind)"
+        f"{preset}: {cost.in_words()} at most, for {counted(count, 'network')} on "
+        f"{' and '.join(asked.parts)} batches ({each} of each kind)"
     )
     if along is not None:
         times = counted(len(along.steps), "time")
@@ -210,14 +167,16 @@ def _networks(
 
 
 def _seen(
-    networks: dict[str, Network], asked: Asked, count: int, console: Any, place: torch.device
+    networks: dict[str, Network], asked: Asked, cost: Cost, console: Any, place: torch.device
 ) -> list[View]:
-    import time
-
+    import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from aliceopt.lab.landscapes import see
-    from aliceopt.lab.presets import cost_of
+
+    def peak() -> float:
+        """Of the device's memory so far, in GB; 0 for a CPU."""
+        return torch.cuda.max_memory_allocated(place) / 1e9 if place.type == "cuda" else 0.0
 
     columns = (
         "gradients and losses",
@@ -232,28 +191,21 @@ def _seen(
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bars:
-        task = bars.add_task("", total=cost_of(asked, count).evaluations)
+        task = bars.add_task("", total=cost.evaluations)
 
         def tick(instrument: str, *, gradient: bool) -> None:
             bars.update(task, advance=1, description=instrument)
             if not peaks:
-                peaks.append(_peak(place))
+                peaks.append(peak())
 
         for view in see(networks, asked, tick):
             console.print(f"{view.network}, {view.part} batches: {view.cost.in_words()}")
             views.append(view)
     said = f"measured in {time.perf_counter() - begun:.1f} s"
     if place.type == "cuda":
-        said += f"; peak memory {_peak(place):.2f} GB, of the first gradient {peaks[0]:.2f} GB"
+        said += f"; peak memory {peak():.2f} GB, of the first gradient {peaks[0]:.2f} GB"
     say(said)
     return views
-
-
-def _peak(place: torch.device) -> float:
-    """Of the device's memory so far, in GB; 0 for a CPU."""
-    import torch
-
-    return torch.cuda.max_memory_allocated(place) / 1e9 if place.type == "cuda" else 0.0
 
 
 def _facts(
@@ -265,11 +217,11 @@ def _facts(
     place: torch.device,
 ) -> dict[str, str]:
     """How it was measured, for the report."""
+    from aliceopt.lab.carry_out import command
     from aliceopt.lab.clock import now
     from aliceopt.lab.precision import in_words
     from aliceopt.lab.presets import Cost
     from aliceopt.lab.records import versions
-    from aliceopt.lab.report.landscape import command
     from aliceopt.lab.spec import LabProblem
     from aliceopt.lab.words import counted, settings_in_words
 
@@ -306,27 +258,20 @@ def _tell(
     facts: dict[str, str],
 ) -> None:
     from aliceopt.lab.report.landscape import write_landscape_report
-    from aliceopt.lab.results.along_table import reading_along
-    from aliceopt.lab.results.landscape_table import (
-        bounds_table,
-        landscape_table,
-        reading,
-        records,
-        tensors,
-    )
+    from aliceopt.lab.results import landscape_table as tables
     from aliceopt.lab.writing import replacing, write_tensors
 
-    written = {"landscape.jsonl": records(views)} | ({"along.jsonl": along} if along else {})
+    written = {"landscape.jsonl": tables.records(views)} | ({"along.jsonl": along} if along else {})
     for name, content in written.items():
         with replacing(folder / name) as beside:
             lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in content)
             beside.write_text(lines, encoding="utf-8")
-    write_tensors(folder / "landscape.safetensors", tensors(views))
-    console.print(landscape_table(views))
-    for line in [*reading(views), *reading_along(along)]:
+    write_tensors(folder / "landscape.safetensors", tables.tensors(views))
+    console.print(tables.landscape_table(views))
+    for line in [*tables.reading(views), *tables.reading_along(along)]:
         console.print(line)
     console.print("Rises of the loss beyond g.d: how often above the bound, and rise over bound")
-    console.print(bounds_table(views))
+    console.print(tables.bounds_table(views))
     path, pictures = write_landscape_report(folder, views, facts, along)
     for picture in pictures:
         say(f"figure: {picture.path}")

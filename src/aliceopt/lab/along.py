@@ -24,8 +24,6 @@ from aliceopt.lab.spec import Run
 from aliceopt.lab.train import Loop
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS, LOOKING_GRADIENTS
 
-__all__ = ["Along", "moments"]
-
 
 def moments(steps: int, batches: int, every: float) -> list[int]:
     """After how many steps to look: at the start, every so many epochs, and at the end.
@@ -62,18 +60,20 @@ class Along:
         network = fresh_network(run, device)
         self.steps = moments(run.training.steps, len(network.train), every)
         self.instruments = Instruments(network, self.asked, tick)
-        self.settings = _settings(self.asked, every)
+        plain = isinstance(asked.blocks, int | str | None)
+        names = ("batch_size", "precision", "seed", "evaluating", "radius")
+        self.settings = {  # all that numbers depend on
+            "every": every,
+            "preset": list(asked.preset),
+            "parts": list(asked.parts),
+            "blocks": asked.blocks if plain else str(asked.blocks),
+            **{name: getattr(asked, name) for name in names},
+        }
         self.place = run_folder(folder, run.method, run.seed)
-        self.radii: tuple[float, ...] = ()
-        self._check_kept(every)
-
-    def _check_kept(self, every: float) -> None:
-        """What the folder's network was measured by on its way, if it is there already."""
-        kept = self.events()
-        if kept:
-            self.radii = tuple(kept[0]["ladder"]["radii"])
-        asked = [event["asked"] for event in kept] or [None]
-        if (self.place / "checkpoint.pt").exists() and any(a != self.settings for a in asked):
+        kept = self.events()  # where the folder's network was measured on its way already
+        self.radii: tuple[float, ...] = tuple(kept[0]["ladder"]["radii"]) if kept else ()
+        as_asked = bool(kept) and all(event["asked"] == self.settings for event in kept)
+        if (self.place / "checkpoint.pt").exists() and not as_asked:
             raise PlanError(
                 f"{str(self.place)!r} has a network that was trained without this --every "
                 f"{every:g}, or measured otherwise: choose another --out"
@@ -122,18 +122,3 @@ class Along:
         """One a moment and kind of batches: where it was, and the ladder's own numbers."""
         kept = ("step", "epoch", "part", "batch_size", "readable")
         return [{name: event[name] for name in kept} | event["ladder"] for event in self.events()]
-
-
-def _settings(asked: Asked, every: float) -> dict[str, Any]:
-    """All that numbers depend on, as plain values."""
-    blocks = asked.blocks if isinstance(asked.blocks, int | str | None) else str(asked.blocks)
-    return {
-        "every": every,
-        "preset": list(asked.preset),
-        "parts": list(asked.parts),
-        "blocks": blocks,
-        **{
-            name: getattr(asked, name)
-            for name in ("batch_size", "precision", "seed", "evaluating", "radius")
-        },
-    }

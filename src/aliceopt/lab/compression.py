@@ -1,59 +1,128 @@
-"""Which weights can go? Criteria of pruning compared on one trained network, at equal gradients.
-
-Every criterion may take as many gradients as the others; each network pruned by it is recalibrated
-on the same batches (if it has BatchNorms), perhaps trained a little more, and evaluated on the
-validation data.
-"""
+"""What ``aliceopt compress`` compares: criteria of pruning, what is asked of them, and results."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-
-from aliceopt.compress import (
-    Pruned,
-    Sensitivity,
-    default_radius,
-    input_norms,
-    prune,
-    recalibrate,
-    refit,
-    scores,
-    sensitivity,
-    sparsegpt,
-    temper_by_loss,
-)
-from aliceopt.lab.clock import Clock
-from aliceopt.lab.compression_rows import ROWS, Row, row_of, spelled
-from aliceopt.lab.network import Network
+from aliceopt.compress import CRITERIA
 from aliceopt.lab.plan import PlanError
-
-__all__ = ["Ask", "Key", "Result", "compare"]
-
-CALIBRATION_BATCHES = 50
-"""For BatchNorm statistics and norms of inputs."""
-
-UPDATE_BATCHES = 20
-"""For updates of what stays, which go over them once a layer."""
-
-CHOICE_BATCHES = 20
-"""For the exponent of lowest loss."""
-
-FINETUNE_RATE = 1e-3
 
 STRUCTURES = ("unstructured", "2:4")
 
+POINT = 1e-4
+"""The radius that stands for none."""
 
-Key = tuple[str, float, str, int, float, int]
-"""Criterion, sparsity, structure, rounds, epochs of fine-tuning, gradients allowed."""
+
+# ---- criteria ----------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A criterion: its score, gradients a batch, its exponent (None: by loss), its radius."""
+
+    label: str
+    criterion: str
+    gradients: int
+    temper: float | None = 1.0
+    radius: float | None = None
+    scope: str = "global"
+    refit: bool = False
+    """Whether what stays is fitted to the outputs of before."""
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Of a sensitivity, that the score needs."""
+        return CRITERIA[self.criterion][0] if self.gradients else ()
+
+    @property
+    def kind(self) -> tuple[str | int, float | None]:
+        """The same for criteria whose measurements of the whole network are one and the same."""
+        return self.gradients or self.criterion, self.radius
+
+
+ROWS: dict[str, Row] = {
+    "magnitude": Row("magnitude", "magnitude", 0),
+    "wanda": Row("Wanda: |w| times its inputs, by row", "wanda", 0, scope="row"),
+    "wanda-torchao": Row(
+        "Wanda as in torchao: |w| times inputs\u00b2", "wanda", 0, 2.0, scope="layer"
+    ),
+    "sparsegpt": Row("SparseGPT: updates what stays, by layer", "sparsegpt", 0),
+    "magnitude-refit": Row("magnitude, what stays fitted anew", "magnitude", 0, refit=True),
+    "wanda-refit": Row("Wanda, what stays fitted anew", "wanda", 0, scope="row", refit=True),
+    "taylor": Row("Taylor: |g w|", "taylor", 1),
+    "fisher": Row("Fisher: F w\u00b2", "fisher", 1),
+    "fisher-root": Row("Fisher, tempered: F^\u00bd w\u00b2", "fisher", 1, 0.5),
+    "fisher-measured": Row("F^a w\u00b2, a by loss", "fisher", 1, None),
+    "fisher-refit": Row("F^\u00bd w\u00b2, what stays fitted anew", "fisher", 1, 0.5, refit=True),
+    "fisher-measured-refit": Row(
+        "F^a w\u00b2, a by loss, fitted anew", "fisher", 1, None, refit=True
+    ),
+    "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, POINT),
+    "curvature": Row("h over a radius: h w\u00b2", "curvature", 2),
+    "refit": Row("h w\u00b2, what stays fitted anew", "curvature", 2, refit=True),
+    "free": Row("h free of kinks: h w\u00b2", "free", 3),
+    "both": Row("h and glass, by Theorem 4", "both", 3),
+    "measured": Row("h^a w\u00b2, a by loss", "curvature", 2, None),
+    "measured-refit": Row("h^a w\u00b2, a by loss, fitted anew", "curvature", 2, None, refit=True),
+}
+"""By the names of ``--criteria``; ``curvature@1e-3`` is the criterion at another radius."""
+
+
+def spelled(name: str) -> str:
+    """The name with its radius written in one way: ``curvature@0.001`` also for ``@1e-3``."""
+    row, (key, at, _) = row_of(name), name.partition("@")
+    return f"{key}@{row.radius:g}" if at else key
+
+
+def row_of(name: str) -> Row:
+    """The criterion of a name, perhaps at a radius of its own."""
+    key, at, radius = name.partition("@")
+    if key not in ROWS:
+        raise PlanError(f"--criteria has {name!r}; there are {', '.join(ROWS)}")
+    row = ROWS[key]
+    if not at:
+        return row
+    try:
+        value = float(radius)
+    except ValueError:
+        value = 0.0
+    if row.gradients < 2 or not 0 < value < math.inf:
+        raise PlanError(
+            f"--criteria has {name!r}: a radius > 0 stands behind the @ of one that probes, like "
+            "curvature@1e-3"
+        )
+    return row._replace(label=f"{row.label}, radius {value:g}", radius=value)
+
+
+# ---- what is asked, and what comes out ---------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """What results of one table share; the budget are the gradients allowed."""
+
+    structure: str
+    rounds: int
+    finetune: float
+    budget: int
+
+    def in_words(self) -> str:
+        """For a heading.
+
+        >>> Group("2:4", 1, 2, 300).in_words()
+        '2:4, 300 gradients, in one round, 2 epochs of training with the masks on'
+        """
+        said = ["2:4"] if self.structure == "2:4" else []
+        said.append(f"{self.budget} gradients")
+        said.append("in one round" if self.rounds == 1 else f"in {self.rounds} rounds")
+        if self.finetune:
+            epochs = "epoch" if self.finetune == 1 else "epochs"
+            said.append(f"{self.finetune:g} {epochs} of training with the masks on")
+        return ", ".join(said)
+
+
+Key = tuple[str, float, Group]
+"""What a result was asked for by, but the seed: criterion, sparsity and group."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +151,17 @@ class Result:
     budget: int = 0
 
     @property
+    def group(self) -> Group:
+        """The table that it belongs to."""
+        return Group(self.structure, self.rounds, self.finetune, self.budget)
+
+    @property
     def key(self) -> Key:
-        """What was asked for, but the seed."""
-        kind = self.structure, self.rounds, self.finetune, self.budget
-        return (self.criterion, self.sparsity, *kind)
+        """See `Key`."""
+        return self.criterion, self.sparsity, self.group
 
 
-WHOLE: Key = ("none", 0.0, "unstructured", 1, 0, 0)
+WHOLE: Key = ("none", 0.0, Group("unstructured", 1, 0, 0))
 """The network before anything is removed."""
 
 
@@ -128,223 +201,26 @@ class Ask:
         criteria = dict.fromkeys(map(spelled, self.criteria))
         object.__setattr__(self, "criteria", tuple(criteria))
 
-    def rows(self) -> dict[str, Row]:
-        """The criteria by name."""
-        return {name: row_of(name) for name in self.criteria}
-
-    def key(self, criterion: str, sparsity: float) -> Key:
-        """Of one result."""
-        kind = self.structure, self.rounds, self.finetune, self.gradients
-        return (criterion, sparsity, *kind)
-
-    def keys(self) -> list[Key]:
-        """Of all results, but for the whole network's."""
-        return [self.key(c, s) for c in self.criteria for s in self.sparsities]
+    @property
+    def group(self) -> Group:
+        """The table that the results belong to."""
+        return Group(self.structure, self.rounds, self.finetune, self.gradients)
 
 
-def compare(
-    network: Network,
-    seed: int,
-    ask: Ask,
-    *,
-    done: Collection[Key] = (),
-    keep: Callable[[Result, nn.Module], Any] = lambda result, model: None,
-) -> Iterator[Result]:
-    """Prune by every criterion to every sparsity, one result after the other, but those done."""
-    if WHOLE not in done:
-        told = network.evaluated(network.model)
-        yield Result("none", 0.0, seed, told["loss"], told["metric"])
-    known: dict[Any, tuple[Measured, int, float]] = {}
-    for name, row in (rows := ask.rows()).items():
-        alike = [other for other in rows.values() if other.kind == row.kind]
-        terms = dict.fromkeys(term for other in alike for term in other.terms)
-        judge = _Judge(network, row, ask.gradients // ask.rounds, seed, known, tuple(terms))
-        for sparsity in ask.sparsities:
-            key = ask.key(name, sparsity)
-            if key in done:
-                continue
-            model = copy.deepcopy(network.model)
-            found = _pruned(judge, model, judge.first(), sparsity, ask)
-            costs = judge.costs()
-            _restore(network, model, ask.finetune, seed)
-            told = network.evaluated(model)
-            result = Result(
-                name, sparsity, seed, told["loss"], told["metric"], *costs, found.sparsity, *key[2:]
-            )
-            keep(result, model)
-            yield result
+PREDICTED = {
+    "fisher": "Fisher",
+    "point": "h at a point",
+    "radius": "h over a radius",
+    "glass": "with gradient and glass",
+}
+"""Half of Fisher's, of the Hessian's diagonal at a point, of that over a radius; the last with the
+first-order term and the glass."""
 
 
-Measured = Sensitivity | dict[str, Tensor] | None
-"""A sensitivity, norms of inputs, or nothing."""
+@dataclass(frozen=True)
+class LayerIncrease:
+    """A share of one layer removed: the rise that was measured, and those predicted."""
 
-
-class _Judge:
-    """A criterion at work: it measures and scores, and counts what that takes."""
-
-    def __init__(
-        self,
-        network: Network,
-        row: Row,
-        gradients: int,
-        seed: int,
-        known: dict[Any, tuple[Measured, int, float]],
-        shared: tuple[str, ...],
-    ):
-        """``known`` are measurements of the whole network, with terms for all that share them."""
-        self.known, self.shared = known, shared
-        self.network, self.row, self.seed, self.allowed = network, row, seed, gradients
-        self.radius = row.radius
-        if row.gradients > 1 and self.radius is None:
-            self.radius = default_radius(network.model)
-        self.temper = row.temper
-        self.clock = Clock(network.device)
-        self.gradients = 0
-
-    def first(self) -> Measured:
-        """What the scores need of the whole network; the costs of a sparsity begin with it."""
-        kind = self.row.kind
-        if kind not in self.known:
-            self.gradients, self.clock.seconds = 0, 0.0
-            found = self.measured(self.network.model, self.shared)
-            self.known[kind] = found, self.gradients, self.clock.seconds
-        found, self.gradients, self.clock.seconds = self.known[kind]
-        return found
-
-    def costs(self) -> tuple[int, float, float | None, float | None]:
-        """Gradients, seconds, exponent and radius."""
-        return self.gradients, self.clock.seconds, self.temper, self.radius
-
-    def measured(self, model: nn.Module, terms: tuple[str, ...] | None = None) -> Measured:
-        """What the scores need of a model."""
-        self.clock.start()
-        found = self._measured(model, self.row.terms if terms is None else terms)
-        if isinstance(found, Sensitivity):
-            self.gradients += found.gradients
-        self.clock.pause()
-        return found
-
-    def _measured(self, model: nn.Module, terms: tuple[str, ...]) -> Measured:
-        if self.row.criterion == "wanda":
-            seen = islice(self.network.batches(self.seed), CALIBRATION_BATCHES)
-            return input_norms(model, lambda batch: self.network.forward(batch, model), seen)
-        if not self.row.gradients:
-            return None
-        return self._sensitivity(model, terms)
-
-    def _sensitivity(self, model: nn.Module, terms: tuple[str, ...]) -> Sensitivity:
-        """In float32 at a radius of its own, which bf16 may not resolve; else as it is used."""
-        row = self.row
-        given = nullcontext(self.network) if row.radius is None else self.network.precisely()
-        with given as network:
-            return sensitivity(
-                model,
-                lambda batch: network.loss(batch, model).backward(),
-                islice(network.batches(self.seed), max(1, self.allowed // row.gradients)),
-                1.0 if self.radius is None else self.radius,  # not used without probes
-                terms=terms,
-                seed=self.seed,
-            )
-
-    def scores(
-        self, model: nn.Module, found: Measured, sparsity: float, structure: str
-    ) -> dict[str, Tensor]:
-        """How much every weight of the model is worth."""
-        self.clock.start()
-        measured = found if isinstance(found, Sensitivity) else None
-        if measured is not None and self.row.temper is None:
-            self.temper = self._best_temper(model, measured, sparsity, structure)
-        norms = None if isinstance(found, Sensitivity) else found
-        temper = 1.0 if self.temper is None else self.temper
-        worth = scores(model, measured, self.row.criterion, temper=temper, norms=norms)
-        self.clock.pause()
-        return worth
-
-    def _best_temper(
-        self, model: nn.Module, measured: Sensitivity, sparsity: float, structure: str
-    ) -> float:
-        """By the loss at the end of an epoch, at whose beginning scores and refit are made."""
-        network, row, count = self.network, self.row, len(self.network.train)
-        refitted = UPDATE_BATCHES if count > UPDATE_BATCHES else 0  # if there are any others
-        places = range(max(refitted, count - CHOICE_BATCHES), count)
-        return temper_by_loss(
-            model,
-            measured,
-            sparsity,
-            lambda batch: network.loss(batch, model),
-            (network.train.batch(self.seed, 0, i) for i in places),
-            mend=lambda: self._mend(model),
-            criterion=row.criterion,
-            scope=row.scope,
-            structure=structure,
-        )
-
-    def _mend(self, model: nn.Module) -> None:
-        _recalibrate(self.network, model, self.seed)
-        if self.row.refit:
-            self._refit(model)
-            _recalibrate(self.network, model, self.seed)
-
-    def _refit(self, model: nn.Module) -> None:
-        seen = islice(self.network.batches(self.seed), UPDATE_BATCHES)
-        refit(model, lambda batch: self.network.forward(batch, model), seen)
-
-    def update(self, model: nn.Module, sparsity: float, structure: str) -> Pruned | None:
-        """Update what stays, in place: as SparseGPT does it with its masks, or behind others."""
-        self.clock.start()
-        found = None
-        if self.row.refit:
-            self._refit(model)
-        else:
-            seen = islice(self.network.batches(self.seed), UPDATE_BATCHES)
-            found = sparsegpt(
-                model,
-                lambda batch: self.network.forward(batch, model),
-                seen,
-                sparsity,
-                structure=structure,
-            )
-        self.clock.pause()
-        return found
-
-
-def _pruned(judge: _Judge, model: nn.Module, first: Measured, sparsity: float, ask: Ask) -> Pruned:
-    """The model, pruned in place, in as many rounds as asked for."""
-    row, found = judge.row, first
-    for turn in range(1, ask.rounds + 1):
-        share = 1 - (1 - sparsity) ** (turn / ask.rounds)
-        if turn > 1:
-            _recalibrate(judge.network, model, judge.seed)
-            found = judge.measured(model)
-        if row.criterion == "sparsegpt":
-            pruned = judge.update(model, share, ask.structure)
-        else:
-            worth = judge.scores(model, found, share, ask.structure)
-            pruned = prune(model, worth, share, scope=row.scope, structure=ask.structure)
-            if row.refit:
-                _recalibrate(judge.network, model, judge.seed)
-                judge.update(model, share, ask.structure)
-    assert pruned is not None
-    return pruned
-
-
-def _restore(network: Network, model: nn.Module, finetune: float, seed: int) -> None:
-    """BatchNorm statistics of what is left, or a little training with the masks on."""
-    if not finetune:
-        _recalibrate(network, model, seed)
-        return
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=FINETUNE_RATE)
-    steps = max(1, round(finetune * len(network.train)))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, FINETUNE_RATE, total_steps=steps)
-    for batch in islice(network.batches(seed + 1), steps):
-        optimizer.zero_grad()
-        network.loss(batch, model).backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
-
-
-def _recalibrate(network: Network, model: nn.Module, seed: int) -> None:
-    seen = islice(network.batches(seed), CALIBRATION_BATCHES)
-    recalibrate(model, lambda batch: network.forward(batch, model), seen)
+    layer: str
+    measured: float
+    predicted: dict[str, float]

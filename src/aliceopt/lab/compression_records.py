@@ -10,34 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.calibration import PREDICTIONS, Calibration, LayerIncrease
-from aliceopt.lab.clock import now
-from aliceopt.lab.compression import Result
-from aliceopt.lab.compression_rows import ROWS, spelled
-from aliceopt.lab.network import JOURNAL, Network
-from aliceopt.lab.records import Journal, RecordError, device_name, run_folder, versions
+from aliceopt.lab.compression import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
+from aliceopt.lab.network import JOURNAL, Network, settings_of
+from aliceopt.lab.records import RecordError, device_name, run_folder, versions
 from aliceopt.lab.spec import Run
-from aliceopt.lab.typed import to_json
 from aliceopt.lab.writing import replacing
-
-__all__ = [
-    "Line",
-    "about",
-    "calibrations_of",
-    "forget",
-    "journal_of",
-    "keep_layers",
-    "keep_result",
-    "read_folder",
-    "read_lines",
-    "read_run",
-    "results_of",
-]
 
 Line = dict[str, Any]
 
@@ -82,15 +64,18 @@ KINDS = {"pruned": _ABOUT | _RESULT, "layer": _ABOUT | _LAYER}
 """What every line has beside its event, and of which type."""
 
 
+def journal_path(folder: Path, run: Run) -> Path:
+    """Where the lines of a run's network are."""
+    return run_folder(folder, run.method, run.seed) / JOURNAL
+
+
 # ---- writing -----------------------------------------------------------------------------------
 
 
 def about(problem: str, scale: str, run: Run, network: Network) -> Line:
     """What all lines of a network share; ``network`` is a name of how it was trained."""
-    config = to_json(run)
+    config = settings_of(run)
     config.pop("seed")
-    config["training"].pop("threads")
-    config["problem"].get("data", {}).pop("root", None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     return {
         "problem": problem,
@@ -106,32 +91,10 @@ def about(problem: str, scale: str, run: Run, network: Network) -> Line:
     }
 
 
-def journal_of(folder: Path, run: Run) -> Journal:
-    """Where the results of a run's network go, behind those that are there."""
-    path = run_folder(folder, run.method, run.seed) / JOURNAL
-    whole = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-    return Journal(path, len(whole[0]) + len(whole[1]))  # a kill may have left half a line
-
-
-def keep_result(journal: Journal, said: Mapping[str, Any], result: Result) -> None:
-    """A line, safely on disk."""
-    journal.write("pruned", **{**said, **asdict(result)}, date=now())
-    journal.synced()
-
-
-def keep_layers(journal: Journal, said: Mapping[str, Any], found: Calibration, budget: int) -> None:
-    """A line a layer."""
-    for layer in found.layers:
-        row = {"layer": layer.layer, "sparsity": found.sparsity, "budget": budget}
-        numbers = {"measured": layer.measured, "predicted": layer.predicted}
-        journal.write("layer", **said, **row, **numbers, date=now())
-    journal.synced()
-
-
 def forget(folder: Path, run: Run, unwanted: Callable[[Line], bool]) -> None:
     """Delete lines of a run's network."""
     kept = [line for line in read_run(folder, run) if not unwanted(line)]
-    with replacing(run_folder(folder, run.method, run.seed) / JOURNAL) as beside:
+    with replacing(journal_path(folder, run)) as beside:
         beside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
 
@@ -140,17 +103,17 @@ def forget(folder: Path, run: Run, unwanted: Callable[[Line], bool]) -> None:
 
 def read_folder(folder: Path) -> list[Line]:
     """The lines of all networks of a folder, seed by seed."""
+
+    def place(path: Path) -> tuple[str, int]:
+        return path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
+
     paths = Path(folder).glob(f"*/seed-*/{JOURNAL}")
-    return [line for path in sorted(paths, key=_seed_of) for line in read_lines(path)]
+    return [line for path in sorted(paths, key=place) for line in read_lines(path)]
 
 
 def read_run(folder: Path, run: Run) -> list[Line]:
     """The lines of one network."""
-    return read_lines(run_folder(folder, run.method, run.seed) / JOURNAL)
-
-
-def _seed_of(path: Path) -> tuple[str, int]:
-    return path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
+    return read_lines(journal_path(folder, run))
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -182,8 +145,16 @@ def check_line(line: Any, where: str) -> None:
     unknown = line.keys() - needed.keys() - {"event", "id"}
     if unknown:
         raise RecordError(f"{where} has unknown {', '.join(sorted(unknown))}")
-    if line["event"] == "layer" and line["predicted"].keys() != set(PREDICTIONS):
+    if line["event"] == "layer" and line["predicted"].keys() != set(PREDICTED):
         raise RecordError(f"{where} predicts {', '.join(line['predicted'])}")
+
+
+def asked_for(ask: Ask, line: Line) -> bool:
+    """Whether a line tells of what is asked for, of whichever seed; of a whole network: no."""
+    if line["event"] == "layer":
+        return (line["sparsity"], line["budget"]) == (ask.layers, ask.gradients)
+    wanted = [(name, share, ask.group) for name in ask.criteria for share in ask.sparsities]
+    return any(result.key in wanted for result in results_of([line]))
 
 
 def results_of(lines: Iterable[Line]) -> list[Result]:
@@ -191,29 +162,32 @@ def results_of(lines: Iterable[Line]) -> list[Result]:
 
     Those of criteria that there are no more are left out, and a radius is `spelled` in one way.
     """
-    names = [field.name for field in fields(Result)]
     found = []
     for line in lines:
         if line["event"] == "pruned" and line["criterion"].partition("@")[0] in ("none", *ROWS):
-            values = {name: _number(name, line[name]) for name in names}
+            values = {field.name: line[field.name] for field in fields(Result)}
+            values |= {name: _number(line[name]) for name in ("loss", "metric")}
             if "@" in line["criterion"]:
                 values["criterion"] = spelled(line["criterion"])
             found.append(Result(**values))
     return found
 
 
-def _number(name: str, value: Any) -> Any:
-    return math.nan if value is None and name in ("loss", "metric") else value
+Calibrations = dict[int, list[LayerIncrease]]
+"""The layers of networks, by seed."""
 
 
-def calibrations_of(lines: Sequence[Line]) -> dict[tuple[float, int, int], Calibration]:
-    """By the share removed, the gradients allowed and the seed."""
-    found: dict[tuple[float, int, int], Calibration] = {}
+def calibrations_of(lines: Iterable[Line]) -> dict[tuple[float, int], Calibrations]:
+    """By the share removed and the gradients allowed."""
+    found: dict[tuple[float, int], Calibrations] = {}
     for line in lines:
         if line["event"] == "layer":
-            key = (line["sparsity"], line["budget"], line["seed"])
-            one = found.setdefault(key, Calibration(line["sparsity"], []))
-            predicted = {k: math.nan if v is None else v for k, v in line["predicted"].items()}
-            rise = math.nan if line["measured"] is None else line["measured"]
-            one.layers.append(LayerIncrease(line["layer"], rise, predicted))
+            alike = found.setdefault((line["sparsity"], line["budget"]), {})
+            predicted = {name: _number(value) for name, value in line["predicted"].items()}
+            layer = LayerIncrease(line["layer"], _number(line["measured"]), predicted)
+            alike.setdefault(line["seed"], []).append(layer)
     return found
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

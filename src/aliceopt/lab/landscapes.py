@@ -23,7 +23,7 @@ from aliceopt.lab.methods import make_method
 from aliceopt.lab.network import Batch, Network
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.precision import autocast, set_products
-from aliceopt.lab.presets import PRECISIONS, Asked, Cost, checked_batches
+from aliceopt.lab.presets import Asked, Cost, checked_batches
 from aliceopt.lab.words import counted
 from aliceopt.landscape import (
     BoundCheck,
@@ -39,7 +39,7 @@ from aliceopt.landscape import (
     exact_diagonals,
     ladder,
 )
-from aliceopt.landscape.power_law import Blocks
+from aliceopt.landscape.subject import Blocks
 
 __all__ = ["Instruments", "Tick", "View", "batches_of", "last_step", "see", "silent"]
 
@@ -86,10 +86,6 @@ def see(networks: dict[str, Network], asked: Asked, tick: Tick = silent) -> Iter
 
     All are measured at the same radii: those of the network that needs the largest.
     """
-    if asked.precision not in PRECISIONS:
-        raise PlanError(
-            f"--precision must be one of {', '.join(PRECISIONS)}; got {asked.precision!r}"
-        )
     told = {name: network.evaluated(network.model) for name, network in networks.items()}
     set_products(asked.precision)
     there = {name: Instruments(network, asked, tick) for name, network in networks.items()}

@@ -36,11 +36,12 @@ __all__ = [
     "Batch",
     "Network",
     "check_same",
-    "check_source",
     "checkpoint_run",
     "fresh_network",
     "network_of",
+    "problem_name",
     "problem_run",
+    "settings_of",
     "weights_of",
 ]
 
@@ -115,48 +116,49 @@ def problem_run(
     ``source`` names an experiment that has this method, or a function (``file.py:function``), for
     which there is AdamW alone; None: the digits.
     """
-    if source is not None and ":" not in source:
-        check_source(source)
-        plan = experiment_plan(
-            source, scale, seeds=[seed], methods=[method], precision=precision, root=data
-        )
-        run = plan.run(plan.runs[0])
-        return replace(run, training=replace(run.training, keep_checkpoint=True))
-    if method != "adamw":
-        raise PlanError(
-            f"--method is for experiments; what a study has is trained by adamw, got {method!r}"
-        )
-    return _studied_run(source, seed, precision, epochs)
-
-
-def check_source(source: str) -> None:
-    """Refuse what is neither an experiment nor a function."""
-    if source not in EXPERIMENTS and ":" not in source:
+    if source is None or ":" in source:
+        if method != "adamw":
+            raise PlanError(
+                f"--method is for experiments; what a study has is trained by adamw, got {method!r}"
+            )
+        return _studied_run(source, seed, precision, epochs)
+    if source not in EXPERIMENTS:
         raise PlanError(f"{source!r} is neither an experiment (aliceopt list) nor file.py:function")
+    plan = experiment_plan(
+        source, scale, seeds=[seed], methods=[method], precision=precision, root=data
+    )
+    run = plan.run(plan.runs[0])
+    return replace(run, training=replace(run.training, keep_checkpoint=True))
+
+
+def problem_name(source: str | None) -> str:
+    """For folders and records: an experiment's, or that of the file.
+
+    >>> problem_name("my/net.py:problem"), problem_name("pays-gpt"), problem_name(None)
+    ('net', 'pays-gpt', 'digits')
+    """
+    if source is None:
+        return "digits"
+    return Path(source.rpartition(":")[0] or source).name.removesuffix(".py")
 
 
 def _studied_run(source: str | None, seed: int, precision: str | None, epochs: float | None) -> Run:
     """A function's problem or the digits, trained as a study trains AdamW."""
-    settings = SETTINGS
-    problem: Source = LabProblem(
-        settings["model"], settings["data"], settings["train"]["batch_size"], "accuracy"
-    )
+    how, adamw = SETTINGS["train"], SETTINGS["baselines"]["adamw"]
+    problem: Source = LabProblem(SETTINGS["model"], SETTINGS["data"], how["batch_size"], "accuracy")
     if source is not None:
         problem = UserProblem(source)
     made = build_problem(problem, seed)
     try_problem(made)
-    steps = max(1, round((epochs or settings["train"]["epochs"]) * len(made.train)))
     training = Training(
-        steps=steps,
-        schedule=Schedule(**settings["train"]["schedule"]),
+        steps=max(1, round((epochs or how["epochs"]) * len(made.train))),
+        schedule=Schedule(**how["schedule"]),
         precision=precision or "float32",
         evaluations=1,
         logs=8,
         keep_checkpoint=True,
     )
-    options = {
-        k: v for k, v in settings["baselines"]["adamw"].items() if k in ("lr", "weight_decay")
-    }
+    options = {name: value for name, value in adamw.items() if name in ("lr", "weight_decay")}
     return Run("adamw", "AdamW", "adamw", options, seed, problem, training)
 
 
@@ -224,22 +226,14 @@ def fresh_network(
     return Network(problem, model, train_, validation, precision, device, most, run)
 
 
-def _trained(
-    run: Run, folder: Path, device: torch.device, watch: Watch | None = None
-) -> dict[str, Any]:
+def _trained(run: Run, folder: Path, device: torch.device, watch: Watch | None) -> dict[str, Any]:
     """The checkpoint at the end of training, which is made, gone on with, or over."""
     place = run_folder(folder, run.method, run.seed)
     done = load_checkpoint(place / "checkpoint.pt")
     if done is None or done["step"] < run.training.steps:
         told: list[Progress] = []
-        status = train(
-            run,
-            folder,
-            device=str(device),
-            resume=done is not None,
-            report=told.append,
-            watch=watch,
-        )
+        how: dict[str, Any] = {"device": str(device), "resume": done is not None}
+        status = train(run, folder, **how, report=told.append, watch=watch)
         if status == "interrupted":
             raise KeyboardInterrupt
         if status != "finished":
@@ -259,9 +253,7 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     if checkpoint is not None and checkpoint.resolve() == (place / "checkpoint.pt").resolve():
         checkpoint = None
     source = str(run.problem).rpartition(":")[0]
-    made_by = to_json(run)
-    made_by["training"].pop("threads")
-    made_by["problem"].get("data", {}).pop("root", None)
+    made_by = settings_of(run)
     for name, file in (("code", Path(source)), ("weights", checkpoint)):
         content = file.read_bytes() if file is not None and file.is_file() else b""
         made_by[name] = hashlib.sha256(content).hexdigest()
@@ -273,11 +265,18 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     return text
 
 
+def settings_of(run: Run) -> dict[str, Any]:
+    """A run in plain values, without where its data lies and how many threads there are."""
+    settings: dict[str, Any] = to_json(run)
+    settings["training"].pop("threads")
+    settings["problem"].get("data", {}).pop("root", None)
+    return settings
+
+
 def weights_of(path: Path) -> Mapping[str, Tensor]:
     """The weights of a checkpoint by name."""
     content = _content(path)
-    weights: Mapping[str, Tensor] = content.get("model", content)
-    return weights
+    return dict(content.get("model", content))
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+from aliceopt.lab.plan import PlanError
+from aliceopt.lab.typed import Count, Positive, checked, whole
 from aliceopt.lab.words import counted
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
-from aliceopt.landscape.power_law import Blocks
+from aliceopt.landscape.subject import Blocks
 
 __all__ = [
     "INSTRUMENTS",
@@ -60,7 +63,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be measured, and how.
+    """What is to be measured, and how; what cannot be is refused before a network is trained.
 
     ``blocks`` as for `aliceopt.landscape.ladder`; None: those that the model names itself, or the
     first parts of names. ``radius`` is the smallest, chosen if None. ``evaluating`` measures in
@@ -79,6 +82,24 @@ class Asked:
     coordinates: bool = False
     exact: bool = False
     between: Mapping[str, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise PlanError(
+                f"--precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}"
+            )
+        checked(Count | None, self.batch_size, "--batch-size")
+        checked(Positive | None, self.radius, "--radius")
+        checked(whole(0), self.seed, "--seed")
+        if isinstance(self.blocks, int):
+            checked(Count, self.blocks, "--blocks")
+        elif isinstance(self.blocks, str):
+            try:
+                re.compile(self.blocks)
+            except re.error as error:
+                raise PlanError(
+                    f"--blocks is no regular expression, got {self.blocks!r}: {error}"
+                ) from None
 
 
 class Cost(NamedTuple):

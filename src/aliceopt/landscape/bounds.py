@@ -27,22 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from ..site import Draw, Site
-from .excursion import Visit, excursion, named_parameters, sites_of
-from .ladder import with_losses
+from . import rises
+from .excursion import Visit, excursion
 from .packs import Pack, total_of
-from .power_law import STREAM, check_whole, without_nan
-from .rises import (
-    LossOf,
-    Measured,
-    Move,
-    Rise,
-    center_of,
-    given_move,
-    measured_on,
-    move_by_site,
-    rise_at,
-)
+from .rises import LossOf, Rise
 from .spread import Estimate, estimates
+from .subject import STREAM, Subject, check_above, check_whole, with_losses, without_nan
 
 __all__ = ["FORMS", "BoundCheck", "Calibration", "bound_check"]
 
@@ -136,11 +126,18 @@ def bound_check(
     1.0
     """
     moves = moves or {}
-    _check(radius, probes, directions, seed, moves)
-    named, module = named_parameters(model)
-    sites = sites_of(named, module, float(radius), None)
-    others = {kind: move_by_site(sites, move, f"moves[{kind!r}]") for kind, move in moves.items()}
-    unique = list(dict.fromkeys(sites.values()))
+    check_above("radius", radius)
+    check_whole("probes", probes, 1)
+    check_whole("directions", directions, 1)
+    check_whole("seed", seed, 0)
+    for kind in ("random", "gradient"):
+        if kind in moves:
+            raise ValueError(f"moves has {kind!r}, which is measured anyway: give it another name")
+    subject = Subject(model, float(radius))
+    others = {
+        kind: rises.move_by_site(subject.sites, move, f"moves[{kind!r}]")
+        for kind, move in moves.items()
+    }
     tables: list[list[Rise]] = []
     sums: list[tuple[float, float]] = []
     for j, (on_batch, alone) in enumerate(with_losses(closure, loss, batches)):
@@ -149,31 +146,20 @@ def bound_check(
             for k in range(probes + directions)
         ]
         of_batch = LossOf(on_batch, alone, spacing)
-        with excursion(unique, module, of_batch, 1.0) as visit, torch.no_grad():
-            here = measured_on(visit, draws[:probes], center_of(visit, of_batch))
+        with excursion(subject.unique, subject.module, of_batch, 1.0) as visit, torch.no_grad():
+            center = rises.center_of(visit, of_batch)
+            here = rises.measured_on(visit, draws[:probes], center)
             tables.append(_rises(visit, here, draws[probes:], others, radius, of_batch, j))
         sums.append((here.along, here.roots))
-        del here  # three copies of the parameters, before the next batch has its own
+        del here, center  # three copies of the parameters, before the next batch has its own
     taken, moved = 1 + 2 * probes, 2 + 2 * directions + len(others)
     each = (taken + moved, 0) if loss is None else (taken, moved)
     return _summary(tables, sums, radius, *(len(tables) * count for count in each))
 
 
-def _check(radius: Any, probes: Any, directions: Any, seed: Any, moves: Moves) -> None:
-    number = isinstance(radius, int | float) and not isinstance(radius, bool)
-    if not number or not math.isfinite(radius) or radius <= 0:
-        raise ValueError(f"radius must be a number in (0, inf), got {radius!r}")
-    check_whole("probes", probes, 1)
-    check_whole("directions", directions, 1)
-    check_whole("seed", seed, 0)
-    for kind in ("random", "gradient"):
-        if kind in moves:
-            raise ValueError(f"moves has {kind!r}, which is measured anyway: give it another name")
-
-
 def _rises(
     visit: Visit,
-    here: Measured,
+    here: rises.Measured,
     draws: Sequence[Draw],
     others: Mapping[str, Mapping[Site, Tensor]],
     radius: float,
@@ -182,21 +168,21 @@ def _rises(
 ) -> list[Rise]:
     """Go along every move and come back with what it cost."""
     gradient = dict(zip(visit.packs, here.grads, strict=True))
-    listed: list[tuple[str, float, Move]] = []
+    listed: list[tuple[str, float, rises.Move]] = []
     for draw in draws:
         for side in (1.0, -1.0):
             listed.append(("random", side, partial(Pack.signs, draw=draw)))
     for side in (-1.0, 1.0):
         listed.append(("gradient", side, gradient.__getitem__))
     for kind, move in others.items():
-        listed.append((kind, 1.0, given_move(move)))
+        listed.append((kind, 1.0, rises.given_move(move)))
     return [
-        rise_at(visit, here, _place(visit, move, side * radius), loss, kind, batch)
+        rises.rise_at(visit, here, _place(visit, move, side * radius), loss, kind, batch)
         for kind, side, move in listed
     ]
 
 
-def _place(visit: Visit, move: Move, length: float) -> Callable[[Pack], Tensor]:
+def _place(visit: Visit, move: rises.Move, length: float) -> Callable[[Pack], Tensor]:
     """Where a move of this root mean square ends, by pack: nothing is kept."""
     (squares,) = total_of([pack.totals(move(pack).square()) for pack in visit.packs])
     count = sum(site.param.numel() for pack in visit.packs for site in pack.sites)
@@ -217,8 +203,12 @@ def _summary(
     """All batches together; ``sums`` are theirs for kappa, along moves and of roots."""
     along, roots = (sum(column) / len(sums) for column in zip(*sums, strict=True))
     kappa = math.sqrt(along) / roots if roots else 0.0
-    tables = [[_with_coherent(rise, kappa) for rise in table] for table in tables]
-    rises = tuple(rise for table in tables for rise in table)
+    # Kappa is that of all batches: one batch has few probes.
+    tables = [
+        [replace(r, glass={**r.glass, "coherent": kappa * r.glass["separable"]}) for r in table]
+        for table in tables
+    ]
+    listed = tuple(rise for table in tables for rise in table)
     return BoundCheck(
         radius=radius,
         batches=len(tables),
@@ -228,15 +218,10 @@ def _summary(
         walk={form: _walk(tables, form) for form in FORMS},
         kinds={
             kind: {form: _calibration(tables, kind, form) for form in FORMS}
-            for kind in dict.fromkeys(rise.kind for rise in rises)
+            for kind in dict.fromkeys(rise.kind for rise in listed)
         },
-        rises=rises,
+        rises=listed,
     )
-
-
-def _with_coherent(rise: Rise, kappa: float) -> Rise:
-    """With the third form, for which kappa is that of all batches: one batch has few probes."""
-    return replace(rise, glass={**rise.glass, "coherent": kappa * rise.glass["separable"]})
 
 
 def _calibration(tables: Sequence[Sequence[Rise]], kind: str, form: str) -> Calibration:

@@ -10,6 +10,7 @@ Where a model is small and can be differentiated twice, `exact_diagonals` has th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from ..site import Draw, Site
-from .excursion import Visit, excursion, named_parameters, sites_of
-from .ladder import closures_of
+from .excursion import Visit, excursion
 from .packs import Pack, by_site, parts_of
-from .power_law import STREAM, Blocks, block_members, check_whole, without_nan
 from .samples import checked_terms, samples
 from .spread import Estimate, estimates
+from .subject import STREAM, Blocks, Subject, check_above, check_whole, closures_of, without_nan
 
 __all__ = ["TERMS", "Diagonals", "diagonals", "exact_diagonals"]
 
@@ -108,24 +108,22 @@ def diagonals(
     >>> round(found["signed"].value, 3)  # the trace of the identity
     3.0
     """
-    number = isinstance(radius, int | float) and not isinstance(radius, bool)
-    if not number or not math.isfinite(radius) or radius <= 0:
-        raise ValueError(f"radius must be a number in (0, inf), got {radius!r}")
+    check_above("radius", radius)
     check_whole("directions", directions, 1)
     check_whole("seed", seed, 0)
     wanted = checked_terms(terms, TERMS)
-    named, module = named_parameters(model)
-    sites = sites_of(named, module, float(radius), None)
-    members = block_members(named, sites, blocks)
-    unique = list(dict.fromkeys(sites.values()))
-    averages = _Averages(wanted) if coordinates else None
+    subject = Subject(model, float(radius))
+    members, unique = subject.blocks(blocks), subject.unique
+    averages = _Averages() if coordinates else None
+    packs: Sequence[Pack] = ()
     tables = []
     for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [Draw(seed ^ STREAM, (1 << 60) + j * directions + k) for k in range(directions)]
-        with excursion(unique, module, on_batch, 1.0) as visit, torch.no_grad():
-            tables.append(by_site(visit.packs, _sums(visit, draws, wanted, averages)))
+        with excursion(unique, subject.module, on_batch, 1.0) as visit, torch.no_grad():
+            packs = visit.packs
+            tables.append(by_site(packs, _sums(visit, draws, wanted, averages)))
     rows = {site: torch.stack([table[site] for table in tables]) for site in unique}
-    means, errors = averages.by_name(sites) if averages is not None else ({}, {})
+    means, errors = averages.by_name(wanted, packs, subject.sites) if averages else ({}, {})
     return Diagonals(
         radius=float(radius),
         directions=directions,
@@ -141,45 +139,39 @@ def diagonals(
 class _Averages:
     """Means and sums of squared deviations of every coordinate, by Welford's way.
 
-    Rows of packs, which are cut alike for every batch.
+    By term and number of the pack: packs are cut alike for every batch.
     """
 
-    def __init__(self, terms: Sequence[str]) -> None:
-        self.count = 0
-        self.packs: Sequence[Pack] = []
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, int]] = Counter()
         self.means: dict[tuple[str, int], Tensor] = {}
         self.spreads: dict[tuple[str, int], Tensor] = {}
-        self.terms = terms
 
     def add(self, term: str, number: int, sample: Tensor) -> None:
-        """The ``count``-th sample of a pack."""
+        """One more sample of a pack."""
         key = term, number
         if key not in self.means:
             self.means[key], self.spreads[key] = (torch.zeros_like(sample) for _ in range(2))
+        self.counts[key] += 1
         before = sample - self.means[key]
-        self.means[key] += before / self.count
+        self.means[key] += before / self.counts[key]
         self.spreads[key] += before * (sample - self.means[key])
 
     def by_name(
-        self, sites: Mapping[str, Site]
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
-        """Means and standard errors."""
-        free = self.count * (self.count - 1)
-        for spread in self.spreads.values():
-            spread.div_(free or math.nan).sqrt_()
-        means, errors = (
-            {term: self._named(kept, term, sites) for term in self.terms}
-            for kept in (self.means, self.spreads)
-        )
-        return means, errors
-
-    def _named(
-        self, kept: Mapping[tuple[str, int], Tensor], term: str, sites: Mapping[str, Site]
-    ) -> dict[str, Tensor]:
-        """In memory of their own, so that each can be saved and dropped by itself."""
-        rows = [kept[term, i] for i in range(len(self.packs))]
-        own = {site: part.clone() for site, part in parts_of(self.packs, rows).items()}
-        return {name: own[site] for name, site in sites.items()}
+        self, terms: Sequence[str], packs: Sequence[Pack], sites: Mapping[str, Site]
+    ) -> list[dict[str, dict[str, Tensor]]]:
+        """Means and standard errors, in memory of their own: each can be saved and dropped."""
+        for key, spread in self.spreads.items():
+            spread.div_(self.counts[key] * (self.counts[key] - 1) or math.nan).sqrt_()
+        found = []
+        for kept in (self.means, self.spreads):
+            named: dict[str, dict[str, Tensor]] = {}
+            for term in terms:
+                parts = parts_of(packs, [kept[term, i] for i in range(len(packs))])
+                own = {site: part.clone() for site, part in parts.items()}
+                named[term] = {name: own[site] for name, site in sites.items()}
+            found.append(named)
+        return found
 
 
 def _sums(
@@ -199,16 +191,12 @@ def _sums(
             signs, far = partial(pack.signs, draw), visit.reach(pack)
             found = samples(terms, signs, far, plus, minus, center[i : i + 1])
             row.append(torch.stack([pack.sums(found[term]) for term in terms]))
-            for term in terms if averages is not None else ():
-                averages.add(term, i, found[term])  # type: ignore[union-attr]
+            if averages is not None:
+                for term in terms:
+                    averages.add(term, i, found[term])
         return row
 
-    rows = []
-    for draw in draws:
-        if averages is not None:
-            averages.count, averages.packs = averages.count + 1, visit.packs
-        rows.append(sampled(draw))
-    return [torch.stack(row) for row in zip(*rows, strict=True)]
+    return [torch.stack(row) for row in zip(*map(sampled, draws), strict=True)]
 
 
 def _read(
@@ -243,10 +231,8 @@ def exact_diagonals(
         rows: of the Hessian at once.
     """
     check_whole("rows", rows, 1)
-    named, module = named_parameters(model)
-    sites = sites_of(named, module, 1.0, None)
-    members = block_members(named, sites, blocks)
-    unique = list(dict.fromkeys(sites.values()))
+    subject = Subject(model, 1.0)
+    members, unique = subject.blocks(blocks), subject.unique
     size = sum(site.param.numel() for site in unique)
     if size > MOST or any(site.sharded for site in unique):
         raise ValueError(
@@ -261,7 +247,7 @@ def exact_diagonals(
         def closure(one: Callable[[], Tensor] = one, found: list[Tensor] = found) -> None:
             found[:] = _hessian_sums(one(), [site.param for site in unique], rows)
 
-        with excursion(unique, module, closure, 1.0) as visit:
+        with excursion(unique, subject.module, closure, 1.0) as visit:
             visit(Draw(0, 0), 0.0)
         sums.append(torch.stack(found))
     mean = dict(zip(unique, torch.stack(sums).mean(0), strict=True))

@@ -211,17 +211,15 @@ def sites_of(
     for name, place in (center or {}).items():
         if name not in sites:
             raise ValueError(f"center names {name!r}, which is no trainable parameter")
-        sites[name].state["probe_center"] = _place(place, sites[name].param, name)
+        param = sites[name].param
+        if place.shape != param.shape:
+            raise ValueError(
+                f"center of {name!r} must have the parameter's shape {tuple(param.shape)}, got "
+                f"{tuple(place.shape)}"
+            )
+        place = place.detach().to(device=param.device, dtype=state_dtype(param))
+        sites[name].state["probe_center"] = place
     return sites
-
-
-def _place(place: Tensor, param: Tensor, name: str) -> Tensor:
-    if place.shape != param.shape:
-        raise ValueError(
-            f"center of {name!r} must have the parameter's shape {tuple(param.shape)}, got "
-            f"{tuple(place.shape)}"
-        )
-    return place.detach().to(device=param.device, dtype=state_dtype(param))
 
 
 @contextmanager

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from ..site import Draw, Site
-from .excursion import Visit, excursion, named_parameters, sites_of
+from .excursion import Visit, excursion
 from .packs import by_site, packs_of
-from .power_law import STREAM, Blocks, block_members, check_whole
+from .subject import STREAM, Blocks, Subject, check_above, check_whole
 
 __all__ = [
     "ABOVE_ROUNDING",
@@ -117,17 +117,15 @@ def choose_radii(
     check_whole("samples", samples, 1)
     if not callable(closure):
         raise ValueError(f"closure must be callable, got {type(closure).__name__}")
-    named, module = named_parameters(model)
-    sites = sites_of(named, module, 1.0, None)
-    members = block_members(named, sites, blocks)
-    unique = list(dict.fromkeys(sites.values()))
+    subject = Subject(model, 1.0)
+    members, unique = subject.blocks(blocks), subject.unique
     sizes, typical = _sizes(unique)
     radii = [typical * share for share in CANDIDATES]
     if smallest is not None:
         radii = rungs_of([smallest, 2 * smallest], 2, 2.0)[:1]
     eps = [spacing or torch.finfo(site.param.dtype).eps for site in unique]
     near = [one * (size or typical) for one, size in zip(eps, sizes, strict=True)]
-    whole, floor, scanned = _look(unique, module, closure, near, radii, seed)
+    whole, floor, scanned = _look(unique, subject.module, closure, near, radii, seed)
     rounding = {
         site: max(floor[site].item(), one**2 * whole[site].item())
         for site, one in zip(unique, eps, strict=True)
@@ -145,7 +143,7 @@ def choose_radii(
         radii=tuple(
             rungs_of(radii[best], count, factor or _factor(typical / radii[best], count, unique))
         ),
-        rounding={name: rounding[site] for name, site in sites.items()},
+        rounding={name: rounding[site] for name, site in subject.sites.items()},
         readable=told[best],
         gradients=2 + 2 * _DRAWS * len(radii),
     )
@@ -230,8 +228,7 @@ def rungs_of(radii: Any, count: Any, factor: Any) -> list[float]:
         rungs = list(given)
     else:
         check_whole("count", count, 1)
-        if not _is_number(factor) or factor <= 1:
-            raise ValueError(f"factor must be a number in (1, inf), got {factor!r}")
+        check_above("factor", factor, 1.0)
         rungs = [given * float(factor) ** k for k in range(count)] if _is_number(given) else [given]
     pairs = zip([0.0, *rungs], rungs, strict=False)
     if not all(_is_number(high) and high > low for low, high in pairs):

@@ -23,6 +23,7 @@ from ..telemetry import rates_of
 from ..topography import corrected
 from .excursion import excursion, sites_of
 from .packs import parts_of
+from .subject import check_above
 
 if TYPE_CHECKING:
     from ..alice import Alice
@@ -57,9 +58,7 @@ def joint_curvature(
         closure: forward and backward on one batch, the same at every call.
         length: of the move, in steps.
     """
-    number = isinstance(length, int | float) and not isinstance(length, bool)
-    if not number or not math.isfinite(length) or length <= 0:
-        raise ValueError(f"length must be a number in (0, inf), got {length!r}")
+    check_above("length", length)
     moves = _moves(optimizer)
     named = {str(i): param for i, param in enumerate(moves)}
     sites = list(sites_of(named, optimizer.model, 0.0, None).values())
@@ -75,7 +74,8 @@ def joint_curvature(
     along = diagonal = 0.0
     for site, (far, near), plus, minus in zip(sites, ends, *grads, strict=True):
         moved = far - near  # what rounding left of the step
-        along += _dot(plus, moved) - _dot(minus, moved)
+        ahead, behind = (torch.sum(g.to(moved.dtype) * moved).item() for g in (plus, minus))
+        along += ahead - behind
         diagonal += (moves[site.param][1] * moved.square()).sum().item()
     factor = along / diagonal if diagonal else math.nan
     return JointCurvature(along / length**2, diagonal / length**2, factor)
@@ -86,10 +86,6 @@ def _ends(param: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     here = param.detach().to(step.dtype)
     far, near = ((here + sign * step).to(param.dtype).to(step.dtype) for sign in (0.5, -0.5))
     return far, near
-
-
-def _dot(grad: Tensor, moved: Tensor) -> float:
-    return torch.sum(grad.to(moved.dtype) * moved).item()
 
 
 def _moves(optimizer: Alice) -> dict[Tensor, tuple[Tensor, Tensor]]:

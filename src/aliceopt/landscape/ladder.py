@@ -14,32 +14,22 @@ rho that falls as radius^3. Both together are ``v = a radius + b radius^2``, equ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import repeat, tee
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..site import Draw, Site
-from .excursion import Visit, excursion, named_parameters, sites_of
+from .excursion import Visit, excursion
 from .floor import ABOVE_ROUNDING, Radii, rungs_of
 from .packs import by_site
-from .power_law import (
-    STREAM,
-    Blocks,
-    around,
-    block_members,
-    check_factor,
-    check_whole,
-    displaced_share,
-    without_nan,
-)
+from .power_law import around, displaced_share
 from .rungs import Rungs, read_rungs
+from .subject import STREAM, Blocks, Subject, check_whole, closures_of, without_nan
 
-__all__ = ["Ladder", "closures_of", "ladder", "with_losses"]
+__all__ = ["Ladder", "ladder"]
 
 _ROUNDING = 16  # changes below so many spacings of the gradient's norm are noise
 
@@ -132,23 +122,19 @@ def ladder(
     ('smooth', [2.0, 2.0])
     """
     rungs = rungs_of(radii.radii if isinstance(radii, Radii) else radii, count, factor)
-    for label, value, least in (
-        ("directions", directions, 1),
-        ("seed", seed, 0),
-        ("step", step, 0),
-    ):
-        check_whole(label, value, least)
-    named, module = named_parameters(model)
-    sites = sites_of(named, module, rungs[0], center)
+    check_whole("directions", directions, 1)
+    check_whole("seed", seed, 0)
+    check_whole("step", step, 0)
+    subject = Subject(model, rungs[0], center)
+    sites, unique = subject.sites, subject.unique
     multiples = [radius / rungs[0] for radius in rungs]
     for multiple in multiples:
-        check_factor(named, multiple)
-    members = block_members(named, sites, blocks)
-    unique = list(dict.fromkeys(sites.values()))
+        subject.check_factor(multiple)
+    members = subject.blocks(blocks)
     tables, displaced = [], 1.0
     for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [Draw(seed ^ STREAM, (step << 32) + j * directions + k) for k in range(directions)]
-        with excursion(unique, module, on_batch, multiples[-1]) as visit, torch.no_grad():
+        with excursion(unique, subject.module, on_batch, multiples[-1]) as visit, torch.no_grad():
             tables.append(by_site(visit.packs, _climb(visit, draws, multiples, second=second)))
             displaced = displaced_share(visit)
     rows = {site: torch.stack([table[site] for table in tables]) for site in unique}
@@ -165,43 +151,6 @@ def ladder(
         sums={name: rows[site] for name, site in sites.items()},
         noise={name: noise[site] for name, site in sites.items()},
     )
-
-
-def closures_of(
-    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
-    batches: Iterable[Any] | None,
-    label: str = "closure",
-) -> Iterator[Callable[[], Any]]:
-    """One closure a batch; batches are drawn when their turn comes."""
-    given: Iterable[Callable[[], Any]]
-    if callable(closure):
-        given = [closure] if batches is None else (partial(closure, batch) for batch in batches)
-    elif not isinstance(closure, Sequence) or not all(map(callable, closure)):
-        raise ValueError(f"{label} must be callable, or a sequence of callables, got {closure!r}")
-    elif batches is not None:
-        raise ValueError(f"with batches one {label} is needed, got a list of {len(closure)}")
-    else:
-        given = closure
-    empty = True
-    for on_batch in given:
-        empty = False
-        yield on_batch
-    if empty:
-        raise ValueError("there is nothing to measure on: no batches were given")
-
-
-def with_losses(
-    closure: Callable[..., Any] | Sequence[Callable[[], Any]],
-    loss: Callable[..., Any] | Sequence[Callable[[], Any]] | None,
-    batches: Iterable[Any] | None,
-) -> Iterator[tuple[Callable[[], Any], Callable[[], Any] | None]]:
-    """The same, each with what has the loss of that batch alone, if anything has."""
-    counts = [len(given) if isinstance(given, Sequence) else 1 for given in (closure, loss)]
-    if loss is not None and counts[0] != counts[1]:
-        raise ValueError(f"every closure needs its loss, got {counts[0]} and {counts[1]} of them")
-    first, second = (batches, batches) if batches is None else tee(batches)
-    losses = repeat(None) if loss is None else closures_of(loss, second, "loss")
-    yield from zip(closures_of(closure, first), losses, strict=False)
 
 
 def _climb(

@@ -14,9 +14,7 @@ Only ordinary gradients are taken, all on the same batch and with the same rando
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,17 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..site import Draw, Site
-from .excursion import Visit, excursion, named_parameters, sites_of
+from ..site import Draw
+from .excursion import Visit, excursion
 from .packs import Pack, by_site, total_of
+from .spread import student
+from .subject import STREAM, Blocks, Subject, check_above, check_whole, without_nan
 
-__all__ = ["Blocks", "Exponent", "PowerLaw", "power_law", "variation_exponent"]
-
-Blocks = Mapping[str, Iterable[str]] | int | str | None
-"""Which parameters are looked at together, see `power_law`."""
-
-STREAM = 0x6C6E6473 << 32  # other directions than an optimizer of the same seed
-_T975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+__all__ = ["Exponent", "PowerLaw", "power_law", "variation_exponent"]
 
 
 @dataclass(frozen=True)
@@ -78,15 +72,6 @@ class PowerLaw:
         return plain
 
 
-def without_nan(value: Any) -> Any:
-    """The same dicts and lists with None for every number that is not finite."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def variation_exponent(near: Tensor, far: Tensor, factor: float = 2.0) -> Tensor:
     """``p = log_factor(far / near)``, elementwise; NaN unless both are positive and finite.
 
@@ -112,15 +97,6 @@ def jackknife_interval(near: Tensor, far: Tensor, factor: float) -> tuple[Tensor
     without = variation_exponent(others @ near, others @ far, factor)
     se = ((n - 1) / n * (without - without.mean(0)).square().sum(0)).sqrt()
     return p - student(n - 1) * se, p + student(n - 1) * se
-
-
-def student(freedom: int) -> float:
-    """97.5% quantile of Student's t: tabled, then by the Cornish-Fisher series (to 1e-4)."""
-    if freedom <= len(_T975):
-        return _T975[freedom - 1]
-    z, n = 1.959964, freedom
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2) + third
 
 
 def power_law(
@@ -165,16 +141,18 @@ def power_law(
     >>> round(power_law(layer, closure, 0.01).total.exponent, 3)
     2.0
     """
-    _check_numbers(radius, factor, directions, seed, step)
+    check_above("radius", radius)
+    check_above("factor", factor, 1.0)
+    check_whole("directions", directions, 1)
+    check_whole("seed", seed, 0)
+    check_whole("step", step, 0)
     if not callable(closure):
         raise ValueError(f"closure must be callable, got {type(closure).__name__}")
-    named, module = named_parameters(model)
-    sites = sites_of(named, module, float(radius), center)
-    check_factor(named, factor)
-    members = block_members(named, sites, blocks)
-    unique = list(dict.fromkeys(sites.values()))
+    subject = Subject(model, float(radius), center)
+    subject.check_factor(factor)
+    members = subject.blocks(blocks)
     draws = [Draw(seed ^ STREAM, step * directions + k) for k in range(directions)]
-    with excursion(unique, module, closure, factor) as visit, torch.no_grad():
+    with excursion(subject.unique, subject.module, closure, factor) as visit, torch.no_grad():
         rows = by_site(visit.packs, _variations(visit, draws, factor, second=second))
         displaced = displaced_share(visit)
     return PowerLaw(
@@ -183,7 +161,7 @@ def power_law(
         directions=directions,
         gradients=1 + (4 if second else 2) * directions,
         displaced=displaced,
-        total=_exponent([rows[site] for site in unique], factor),
+        total=_exponent([rows[site] for site in subject.unique], factor),
         blocks={b: _exponent([rows[s] for s in there], factor) for b, there in members.items()},
     )
 
@@ -243,79 +221,3 @@ def _exponent(rows: Sequence[Tensor], factor: float) -> Exponent:
         variation=near.mean().item(),
         variation_double=far.mean().item(),
     )
-
-
-def block_members(
-    named: Mapping[str, Tensor],
-    sites: Mapping[str, Site],
-    blocks: Blocks,
-) -> dict[str, list[Site]]:
-    """Trainable members of every block, each once; a block must have some."""
-    members = {}
-    for block, names in _listed(sites, blocks).items():
-        for name in names:
-            if name not in named:
-                raise ValueError(f"block {block!r} has {name!r}, {_no_parameter(name, named)}")
-        found = list(dict.fromkeys(sites[name] for name in names if name in sites))
-        if not found:
-            raise ValueError(f"block {block!r} has no trainable parameter: leave it out")
-        members[block] = found
-    return members
-
-
-def _listed(sites: Mapping[str, Site], blocks: Blocks) -> dict[str, list[str]]:
-    """Names by block: as given, by what an expression finds in them, or by their first parts."""
-    if isinstance(blocks, Mapping):
-        return {block: list(names) for block, names in blocks.items()}
-    listed: dict[str, list[str]] = {}
-    if isinstance(blocks, str):
-        try:
-            pattern = re.compile(blocks)
-        except re.error as error:
-            raise ValueError(f"blocks is no regular expression, got {blocks!r}: {error}") from None
-        for name in sites:
-            if found := pattern.search(name):
-                block = found[1] if pattern.groups and found[1] is not None else found[0]
-                listed.setdefault(block, []).append(name)
-        if not listed:
-            raise ValueError(
-                f"blocks finds no parameter, got {blocks!r}; one is {next(iter(sites))!r}"
-            )
-        return listed
-    depth = 1 if blocks is None else blocks
-    check_whole("blocks, as a depth of names,", depth, 1)
-    for name in sites:
-        listed.setdefault(".".join(name.split(".")[:depth]), []).append(name)
-    return listed
-
-
-def _no_parameter(name: str, named: Mapping[str, Tensor]) -> str:
-    near = difflib.get_close_matches(name, named, n=1)
-    return "which is no parameter" + (f": did you mean {near[0]!r}?" if near else "")
-
-
-def _check_numbers(radius: Any, factor: Any, directions: Any, seed: Any, step: Any) -> None:
-    for label, value, least in (("radius", radius, 0.0), ("factor", factor, 1.0)):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= least:
-            raise ValueError(f"{label} must be a number in ({least:g}, inf), got {value!r}")
-    check_whole("directions", directions, 1)
-    check_whole("seed", seed, 0)
-    check_whole("step", step, 0)
-
-
-def check_whole(label: str, value: Any, least: int) -> None:
-    """Refuse what is no whole number from ``least`` on."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{label} must be a whole number >= {least}, got {value!r}")
-
-
-def check_factor(named: Mapping[str, Tensor], factor: float) -> None:
-    """Refuse a factor between the grid points of a half-precision parameter."""
-    for name, param in named.items():
-        low = param.requires_grad and param.dtype in (torch.bfloat16, torch.float16)
-        if low and not float(factor).is_integer():
-            raise ValueError(
-                f"factor must be a whole number for the {param.dtype} parameter {name!r}, whose "
-                f"grid has no place for both displacements otherwise, got {factor!r}"
-            )

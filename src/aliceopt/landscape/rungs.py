@@ -79,16 +79,20 @@ def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
     rungs = torch.tensor(radii, dtype=torch.float64)
     exponents = estimates(variation, lambda v: local_exponents(v, rungs))
     shares = estimates(table, lambda mean: 2 * mean[..., 1] / mean[..., 0])
-    readable = _small_end(exponents, variation.mean((0, 1)).tolist(), noise)
-    start = readable or 0
-    fitted = _fitted(exponents[start:])
+    # The first rung with a change that is above rounding. Wide intervals are no reason to go up:
+    # there a gradient that saturates looks like glass, and few directions would find it.
+    means = variation.mean((0, 1)).tolist()
+    told = [math.isfinite(p.value) and v > noise for p, v in zip(exponents, means, strict=False)]
+    start = told.index(True) if any(told) else 0
+    steep = [i for i, p in enumerate(exponents[start:], 1) if p.value > _STEEP]
+    fitted = max(2, min(steep, default=len(exponents) - start + 1))
     near, low = rungs[start : start + fitted], variation[..., start : start + fitted]
     glass, hessian = estimates(low, lambda v: glass_and_hessian(v, near))
     fit = glass.value * near + hessian.value * near.square()
     verdict: Verdict = "undecided"
     if all(math.isnan(p.value) for p in exponents):
         verdict = "nothing"
-    elif readable is not None:
+    elif any(told):
         verdict = _verdict(exponents[start:], radii[start:], shares[start])
     return Rungs(
         verdict=verdict,
@@ -96,38 +100,14 @@ def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
         variation=tuple(estimates(variation, lambda v: v)),
         glass_density=tuple(estimates(2 / rungs * bent, lambda rho: rho)),
         glass_share=tuple(shares),
-        glass=replace(glass, low=_not_below_zero(glass.low)),
-        hessian=replace(hessian, low=_not_below_zero(hessian.low)),
+        glass=replace(glass, low=max(glass.low, 0.0)),  # NaN stays
+        hessian=replace(hessian, low=max(hessian.low, 0.0)),
         crossover=crossover(low, near) if verdict == "glass" else _UNKNOWN,
         misfit=(fit / low.mean((0, 1)) - 1).square().mean().sqrt().item(),
         start=start,
         fitted=fitted,
         rounding=noise,
     )
-
-
-def _small_end(
-    exponents: Sequence[Estimate], variation: Sequence[float], noise: float
-) -> int | None:
-    """The first rung to read: there is a change, and it is above rounding.
-
-    Rungs are not left out for wide intervals: further up a gradient that saturates looks like
-    glass, and few directions would find it there.
-    """
-    for i, p in enumerate(exponents):
-        if math.isfinite(p.value) and variation[i] > noise:
-            return i
-    return None
-
-
-def _fitted(exponents: Sequence[Estimate]) -> int:
-    """How many radii, from the smallest, the two terms can describe; two at least."""
-    steep = [i for i, p in enumerate(exponents, 1) if p.value > _STEEP]
-    return max(2, min(steep, default=len(exponents) + 1))
-
-
-def _not_below_zero(end: float) -> float:
-    return 0.0 if end < 0 else end  # NaN stays
 
 
 def local_exponents(variation: Tensor, radii: Tensor) -> Tensor:

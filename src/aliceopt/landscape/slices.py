@@ -24,21 +24,11 @@ from torch import Tensor, nn
 
 from ..sharding import is_dtensor, local
 from ..site import Draw, Site
-from .excursion import Visit, excursion, named_parameters, sites_of
-from .ladder import with_losses
+from . import rises
+from .excursion import Visit, excursion
 from .packs import Pack, parts_of, total_of
-from .power_law import STREAM, check_whole, without_nan
-from .rises import (
-    LossOf,
-    Measured,
-    Move,
-    Rise,
-    center_of,
-    given_move,
-    measured_on,
-    move_by_site,
-    rise_at,
-)
+from .rises import LossOf, Move, Rise
+from .subject import STREAM, Subject, check_above, check_whole, with_losses, without_nan
 
 __all__ = ["PREDICTIONS", "Cut", "Direction", "Slice", "cut_together", "slices"]
 
@@ -163,24 +153,25 @@ def cut_together(
     """
     if not cuts:
         raise ValueError("there is nothing to cut: no slices were asked for")
-    _check(probes, seed, radius)
-    named, module = named_parameters(model)
-    sites = sites_of(named, module, 1.0, None)
-    unique = list(dict.fromkeys(sites.values()))
-    lines = [_Line(unique, sites, cut, seed) for cut in cuts]
+    if radius is not None:
+        check_above("radius", radius)
+    check_whole("probes", probes, 1)
+    check_whole("seed", seed, 0)
+    subject = Subject(model, 1.0)
+    lines = [_Line(subject, cut, seed) for cut in cuts]
     found: list[list[list[Rise]]] = []
     losses = []
     for j, (on_batch, alone) in enumerate(with_losses(closure, loss, batches)):
         of_batch = LossOf(on_batch, alone)
-        with excursion(unique, module, of_batch, 1.0) as visit, torch.no_grad():
-            center = center_of(visit, of_batch)
+        with excursion(subject.unique, subject.module, of_batch, 1.0) as visit, torch.no_grad():
+            center = rises.center_of(visit, of_batch)
             if j == 0:
                 for line in lines:
                     line.aim(visit, center[1])
-                for site in unique:
+                for site in subject.unique:
                     site.radius = lines[0].longest / 4 if radius is None else radius
             draws = [Draw(seed ^ STREAM, (1 << 59) + j * probes + k) for k in range(probes)]
-            here = measured_on(visit, draws, center)
+            here = rises.measured_on(visit, draws, center)
             found.append([line.rises(visit, here, of_batch) for line in lines])
         losses.append(here.loss)
         del here, center  # before the next batch has its own
@@ -195,19 +186,6 @@ def cut_together(
 _ZERO = Rise("", 0, 0.0, 0.0, 0.0, 0.0, {"separable": 0.0, "joint": 0.0}, 0.0)
 
 
-def _check(probes: Any, seed: Any, radius: Any) -> None:
-    if radius is not None:
-        _check_length("radius", radius)
-    check_whole("probes", probes, 1)
-    check_whole("seed", seed, 0)
-
-
-def _check_length(label: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{label} must be a number in (0, inf), got {value!r}")
-
-
 def _chosen(cut: Cut) -> list[Direction]:
     """The directions of a cut that can be made."""
     one = isinstance(cut.directions, str | Mapping)
@@ -219,7 +197,7 @@ def _chosen(cut: Cut) -> list[Direction]:
             raise ValueError(
                 f"a direction is 'random', 'gradient' or a displacement by name, got {direction!r}"
             )
-    _check_length("reach", cut.reach)
+    check_above("reach", cut.reach)
     check_whole("points", cut.points, 3)
     if cut.points % 2 == 0:
         raise ValueError(f"points must be odd, so that one is in the middle, got {cut.points}")
@@ -229,20 +207,19 @@ def _chosen(cut: Cut) -> list[Direction]:
 class _Line:
     """Where a slice goes, a line or a plane: directions by site, and the points on it."""
 
-    def __init__(
-        self, unique: Sequence[Site], sites: Mapping[str, Site], cut: Cut, seed: int
-    ) -> None:
-        self.sites, self.chosen, self.filters = unique, _chosen(cut), cut.filters
+    def __init__(self, subject: Subject, cut: Cut, seed: int) -> None:
+        self.sites, self.chosen, self.filters = subject.unique, _chosen(cut), cut.filters
         self.seed = seed
         half = cut.points // 2
         self.positions = tuple(cut.reach * k / half for k in range(-half, half + 1))
+        label, sites = "the given direction", subject.sites
         self.given = [
-            move_by_site(sites, d, "the given direction") if isinstance(d, Mapping) else {}
-            for d in self.chosen
+            {} if isinstance(one, str) else rises.move_by_site(sites, one, label)
+            for one in self.chosen
         ]
         self.moves: list[Move] = []
         self.lengths: list[float] = []
-        if cut.filters and any(is_dtensor(site.param) for site in unique):
+        if cut.filters and any(is_dtensor(site.param) for site in self.sites):
             raise ValueError("filters=True needs whole parameters, and some are sharded")
 
     def aim(self, visit: Visit, gradient: Sequence[Tensor]) -> None:
@@ -253,13 +230,13 @@ class _Line:
             if direction == "random":
                 move = partial(Pack.signs, draw=Draw(self.seed ^ STREAM, (1 << 58) + k))
             elif direction == "gradient":
-                move = _divided(given_move(parts_of(visit.packs, gradient)), -1.0)
+                move = _divided(rises.given_move(parts_of(visit.packs, gradient)), -1.0)
             else:
-                move = given_move(given)
+                move = rises.given_move(given)
             scaled = self.filters or bool(given)
             if self.filters:
                 raw = parts_of(visit.packs, map(move, visit.packs))
-                move = given_move({site: _like_filters(site, u) for site, u in raw.items()})
+                move = rises.given_move({site: _like_filters(site, u) for site, u in raw.items()})
             (square,) = total_of([pack.totals(move(pack).square()) for pack in visit.packs])
             size = math.sqrt(square / count)
             if size == 0:
@@ -278,15 +255,12 @@ class _Line:
         direction = self.chosen[k]
         return direction if isinstance(direction, str) else "given"
 
-    def rises(self, visit: Visit, here: Measured, loss: LossOf) -> list[Rise]:
+    def rises(self, visit: Visit, here: rises.Measured, loss: LossOf) -> list[Rise]:
         """At every point."""
         return [
-            rise_at(visit, here, partial(self.place, visit, at), loss) if any(at) else _ZERO
-            for at in self.grid()
+            rises.rise_at(visit, here, partial(self.place, visit, at), loss) if any(at) else _ZERO
+            for at in product(self.positions, repeat=len(self.chosen))
         ]
-
-    def grid(self) -> list[tuple[float, ...]]:
-        return list(product(self.positions, repeat=len(self.chosen)))
 
     def place(self, visit: Visit, at: Sequence[float], pack: Pack) -> Tensor:
         """Where a point is."""
@@ -313,7 +287,7 @@ class _Line:
             "glass": lambda r: r.first + r.glass["joint"],
             "combined": lambda r: r.first + r.predicted("joint"),
         }
-        points = len(found) * (len(self.grid()) - 1)
+        points = sum(len(batch) - 1 for batch in found)  # all but the middle
         return Slice(
             directions=tuple(self._name(k) for k in range(len(self.chosen))),
             lengths=tuple(self.lengths),

@@ -33,7 +33,7 @@ class SquaredReLU(nn.Module):
         return x.clamp(min=0).square()
 
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
@@ -42,13 +42,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 """What a twin may have."""
 
-_MODULES: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "relu2": SquaredReLU,
-    "leaky": nn.LeakyReLU,
-}
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "relu": (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_),
     "gelu": (F.gelu, torch._C._nn.gelu),
@@ -136,12 +129,13 @@ def twin(
     for name in (activation, *([] if of is None else [of])):
         if name not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}")
-    sources = (of,) if of else _others() if activation == "relu" else ("relu",)
+    others = tuple(name for name in ACTIVATIONS if name != "relu")
+    sources = (of,) if of else others if activation == "relu" else ("relu",)
     if sources == (activation,):
         raise ValueError(f"a twin with other activations is asked for, got {activation!r} for both")
     shared: dict[int, Any] = {id(p): p for p in model.parameters()} if share else {}
     copied = copy.deepcopy(model, shared)
-    replaced = _replace(copied, tuple(_MODULES[source] for source in sources), activation)
+    replaced = _replace(copied, tuple(ACTIVATIONS[source] for source in sources), activation)
     functions = tuple(function for source in sources for function in _FUNCTIONS[source])
     catch = _Catch(functions, ACTIVATIONS[activation]())
     catch.modules = len(replaced)
@@ -150,10 +144,6 @@ def twin(
         if id(module) not in ours:  # no hooks: an interrupt would skip the one behind
             module.forward = partial(catch.within, module.forward)
     return Twin(copied, activation, tuple(replaced), _kinked(copied), catch)
-
-
-def _others() -> tuple[str, ...]:
-    return tuple(name for name in ACTIVATIONS if name != "relu")
 
 
 def _replace(

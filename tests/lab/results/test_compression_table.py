@@ -1,7 +1,7 @@
 """What is said of pruned networks: the criterion to use, and whether its lead is real."""
 
-from aliceopt.lab.compression import Result
-from aliceopt.lab.results.compression_table import compression_rows, decision
+from aliceopt.lab.compression import PREDICTED, LayerIncrease, Result
+from aliceopt.lab.results.compression_table import calibration_rows, compression_rows, decision
 
 
 def test_a_lead_is_established_only_if_seeds_agree():
@@ -53,3 +53,26 @@ def test_means_over_other_seeds_are_told_apart() -> None:
     told = [*results("curvature", 3, 4), *results("fisher", 3, 4)]
     assert [row[-1] for row in compression_rows(told, "loss")[2:]] == ["2", "2"]
     assert len(decision(told)) == 1
+
+
+def test_predictions_are_worth_their_order_and_their_size() -> None:
+    """Spearman's coefficient over layers, and the median ratio where the loss rose at all."""
+
+    def layers(measured: list[float]) -> list[LayerIncrease]:
+        return [
+            LayerIncrease(f"layer{i}", rise, dict.fromkeys(PREDICTED, i + 1.0))
+            for i, rise in enumerate(measured)
+        ]
+
+    one = layers([10.0, 30.0, 20.0])
+    assert [row[:2] for row in calibration_rows({0: one})[1:]] == [
+        ["rank correlation", "0.50"],
+        ["median of predicted / measured", "0.1"],
+    ]
+    both = {0: one, 1: layers([1.0, 2.0, 6.0])}
+    assert [row[:2] for row in calibration_rows(both)[1:]] == [
+        ["rank correlation, 2 networks", "0.75 (0.50 to 1.00)"],
+        ["median of predicted / measured, 2 networks", "0.55 (0.1 to 1)"],
+    ]
+    assert calibration_rows({0: one[:2]})[1][1] == "nan"  # two layers have no order to speak of
+    assert calibration_rows({0: layers([-3.0, -1.0, -2.0])})[2][1] == "nan"

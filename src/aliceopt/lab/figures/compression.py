@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from aliceopt.lab.calibration import Calibration
-from aliceopt.lab.compression import Result
-from aliceopt.lab.compression_rows import row_of
+from aliceopt.lab.compression import PREDICTED, Result, row_of
+from aliceopt.lab.compression_records import Calibrations
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
-from aliceopt.lab.results.compression_table import (
-    PREDICTED,
-    at,
-    criteria,
-    default_radius_of,
-    loss_at,
-    sparsities,
-)
+from aliceopt.lab.results import compression_table as tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["draw_compression", "draw_layers", "draw_radii"]
 
 _LEFT_OUT = ("taylor", "point", "free", "both", "measured", "fisher-measured")
 """Not drawn where there are more criteria than lines that can be told apart."""
@@ -34,23 +25,18 @@ _LEFT_OUT = ("taylor", "point", "free", "both", "measured", "fisher-measured")
 
 def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
     """Loss against the share removed, a line a criterion; those at a given radius are left out."""
-    target = style.checked_path(path)
-    shown = [name for name in criteria(results) if "@" not in name] or criteria(results)
+    names, shares = tables.criteria(results), tables.sparsities(results)
+    shown = [name for name in names if "@" not in name] or names
     if len(shown) > len(LOOKS):
         shown = [name for name in shown if name not in _LEFT_OUT]
-    shares = sparsities(results)
-    with style.look():
-        figure = style.new_figure(3.2 + 0.2 * len(shown))
-        axes = figure.add_subplot()
-        _whole(axes, results)
+    labels = "weights removed, %", "validation loss"
+    with _axes(path, 3.2 + 0.2 * len(shown), *labels) as axes:
+        _draw_whole(axes, results)
         for i, name in enumerate(shown):
-            means = [_drawn(loss_at(results, name, share)) for share in shares]
+            means = [_loss(results, name, share) for share in shares]
             percent = [100 * share for share in shares]
             axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **look_of(i))
-        axes.set_xlabel("weights removed, %")
-        axes.set_ylabel("validation loss")
-        figure.legend(loc="outside upper left")
-        return style.save(figure, target)
+    return Path(path)
 
 
 def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path | None:
@@ -58,40 +44,30 @@ def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path 
 
     None where ``curvature`` was tried at fewer than two radii.
     """
-    names = [name for name in criteria(results) if name.startswith("curvature@")]
-    radii = {name: row_of(name).radius or 0.0 for name in names}
-    names.sort(key=lambda name: radii[name])
-    if len(names) < 2:
+    radii, default = tables.tried_radii(results), tables.default_radius_of(results)
+    if len(radii) < 2:
         return None
-    target, default = style.checked_path(path), default_radius_of(results)
-    with style.look():
-        figure = style.new_figure(3.6)
-        axes = figure.add_subplot()
-        _whole(axes, results)
-        for i, share in enumerate(sparsities(results)):
+    labels = "radius of the probes, in units of the weights", "validation loss"
+    with _axes(path, 3.6, *labels, columns=2) as axes:
+        _draw_whole(axes, results)
+        for i, share in enumerate(tables.sparsities(results)):
             look = look_of(i)
-            means = [_drawn(loss_at(results, name, share)) for name in names]
+            means = [_loss(results, name, share) for name in radii]
             label = f"{100 * share:g}% removed"
-            axes.plot([radii[n] for n in names], means, label=label, lw=1.2, ms=4, **look)
+            axes.plot([*radii.values()], means, label=label, lw=1.2, ms=4, **look)
             if default is not None:
-                marked = _drawn(loss_at(results, "curvature", share))
+                marked = _loss(results, "curvature", share)
                 axes.plot(default, marked, marker="*", ms=11, ls="", color=look["color"])
         if default is not None:
             axes.axvline(default, color="0.6", lw=0.8, ls=":", label="the default radius")
         axes.set_xscale("log")
-        axes.set_xlabel("radius of the probes, in units of the weights")
-        axes.set_ylabel("validation loss")
-        figure.legend(loc="outside upper left", ncols=2)
-        return style.save(figure, target)
+    return Path(path)
 
 
-def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) -> Path:
+def draw_layers(found: Calibrations, path: str | os.PathLike[str]) -> Path:
     """Predicted against measured rises, a point a layer and seed; both axes are logarithmic."""
-    target = style.checked_path(path)
-    with style.look():
-        figure = style.new_figure(4.4)
-        axes = figure.add_subplot()
-        layers = [layer for one in found.values() for layer in one.layers if layer.measured > 0]
+    layers = [layer for own in found.values() for layer in own if layer.measured > 0]
+    with _axes(path, 4.4, "measured rise of the loss", "predicted", columns=2) as axes:
         for look, (name, label) in zip(LOOKS, PREDICTED.items(), strict=False):
             points = [(x.measured, x.predicted[name]) for x in layers if x.predicted[name] > 0]
             xs, ys = ([p[i] for p in points] for i in range(2))
@@ -101,17 +77,31 @@ def draw_layers(found: Mapping[int, Calibration], path: str | os.PathLike[str]) 
             axes.plot(ends, ends, color="0.6", lw=0.8, label="as predicted")
             axes.set_xscale("log")
             axes.set_yscale("log")
-        axes.set_xlabel("measured rise of the loss")
-        axes.set_ylabel("predicted")
-        figure.legend(loc="outside upper left", ncols=2)
-        return style.save(figure, target)
+    return Path(path)
 
 
-def _whole(axes: Axes, results: Sequence[Result]) -> None:
-    whole = [r.loss for r in at(results, "none", 0.0).values()]
+@contextmanager
+def _axes(
+    path: str | os.PathLike[str], height: float, x: str, y: str, columns: int = 1
+) -> Iterator[Axes]:
+    """Axes to draw on; the figure is written behind it, with what is beside its axes."""
+    target = style.checked_path(path)
+    with style.look():
+        figure = style.new_figure(height)
+        axes = figure.add_subplot()
+        yield axes
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        figure.legend(loc="outside upper left", ncols=columns)
+        style.save(figure, target)
+
+
+def _draw_whole(axes: Axes, results: Sequence[Result]) -> None:
+    whole = [r.loss for r in tables.at(results, "none", 0.0).values()]
     if whole:
         axes.axhline(fmean(whole), color="0.6", lw=0.8, label="none removed")
 
 
-def _drawn(loss: float) -> float:
+def _loss(results: Sequence[Result], criterion: str, sparsity: float) -> float:
+    loss = tables.loss_at(results, criterion, sparsity)
     return loss if math.isfinite(loss) else math.nan

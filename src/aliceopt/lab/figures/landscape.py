@@ -1,11 +1,12 @@
-"""Figures of a landscape, each as PNG and PDF: exponents over radii, shares, bounds, slices."""
+"""Figures of a landscape, as PNG and PDF: exponents by radius or epoch, shares, bounds, slices."""
 
 from __future__ import annotations
 
 import math
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,24 +15,15 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
-from aliceopt.lab.figures.power_law import mark_powers
+from aliceopt.lab.figures.power_law import draw_block, mark_powers
 from aliceopt.lab.landscapes import View
+from aliceopt.lab.results.landscape_table import Lines, exponents_along
 from aliceopt.landscape import Slice
+from aliceopt.landscape.subject import without_nan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = [
-    "MOST",
-    "RANGE",
-    "both_kinds",
-    "draw_bounds",
-    "draw_exponents",
-    "draw_planes",
-    "draw_shares",
-    "draw_slices",
-]
 
 MOST = 14
 """Blocks in one figure."""
@@ -40,38 +32,50 @@ RANGE = (0.4, 2.6)
 """Of exponents."""
 
 
-def both_kinds(figure: Figure, target: Path) -> Path:
+def draw_exponents(
+    views: Sequence[View], path: str | os.PathLike[str], part: str | None = None
+) -> Path:
+    """A panel a network, on one kind of batches (the first, unless told); bands are intervals."""
+    shown = [view for view in views if view.part == (part or views[0].part)]
+    first = shown[0]
+    note = (
+        f"{first.part.capitalize()} batches of {first.batch_size:,}, {first.ladder.batches} of "
+        f"them, {first.ladder.directions} directions each; bands: 95% intervals over both. Radii "
+        "at which changes are rounding are left out."
+    )
+    return _draw_panels([partial(draw_ladder, view=view) for view in shown], note, path)
+
+
+def _draw_panels(
+    draws: Sequence[Callable[[Axes], None]], note: str, path: str | os.PathLike[str]
+) -> Path:
+    """Panels of exponents side by side, with both powers, one legend and a note."""
+    target = style.checked_path(path)
+    with style.look():
+        figure = style.new_figure(height=3.5)
+        panels = figure.subplots(1, len(draws), sharey=True, squeeze=False)[0]
+        for axes, draw in zip(panels, draws, strict=True):
+            draw(axes)
+            axes.set_ylim(*RANGE)
+            for power in (1, 2):
+                axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
+        panels[0].set_ylabel("exponent p of gradient variations")
+        mark_powers(panels[-1])
+        handles, labels = panels[0].get_legend_handles_labels()
+        look: dict[str, Any] = {"ncols": 3, "columnspacing": 1.2, "handlelength": 2.6}
+        figure.legend(handles, labels, loc="outside upper center", **look)
+        lines = textwrap.wrap(note, 78)
+        figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=style.SMALLEST_TEXT)
+        figure.set_figheight(figure.get_figheight() + 0.165 * len(lines))
+        return _both_kinds(figure, target)
+
+
+def _both_kinds(figure: Figure, target: Path) -> Path:
     """Write a figure as PNG and as PDF; ``target`` is one of the two."""
     written = style.save(figure, target)
     figure.set_layout_engine("none")  # everything is in its place
     style.save(figure, target.with_suffix(".png" if target.suffix == ".pdf" else ".pdf"))
     return written
-
-
-def draw_exponents(
-    views: Sequence[View], path: str | os.PathLike[str], part: str | None = None
-) -> Path:
-    """A panel a network, on one kind of batches (the first, unless told); bands are intervals."""
-    target = style.checked_path(path)
-    shown = [view for view in views if view.part == (part or views[0].part)]
-    with style.look():
-        figure = style.new_figure(height=3.5)
-        panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-        for axes, view in zip(panels, shown, strict=True):
-            draw_ladder(axes, view)
-        panels[0].set_ylabel("exponent p of gradient variations")
-        mark_powers(panels[-1])
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            labels,
-            loc="outside upper center",
-            ncols=3,
-            columnspacing=1.2,
-            handlelength=2.6,
-        )
-        _note(figure, shown)
-        return both_kinds(figure, target)
 
 
 def draw_ladder(axes: Axes, view: View) -> None:
@@ -91,23 +95,34 @@ def draw_ladder(axes: Axes, view: View) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_ylim(*RANGE)
-    for power in (1, 2):
-        axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
     axes.set_title(style.safe(view.network))
     axes.set_xlabel("radius")
 
 
-def _note(figure: Figure, shown: Sequence[View]) -> None:
-    view = shown[0]
-    text = (
-        f"{view.part.capitalize()} batches of {view.batch_size:,}, {view.ladder.batches} of them, "
-        f"{view.ladder.directions} directions each; bands: 95% intervals over both. Radii at "
-        "which changes are rounding are left out."
+def draw_along(lines: Lines, path: str | os.PathLike[str]) -> Path:
+    """The same while a network trains, at the smallest radii: a panel for each kind of batches."""
+    parts, first = list(dict.fromkeys(line["part"] for line in lines)), lines[0]
+    note = (
+        f"Batches of {first['batch_size']:,}, {first['batches']} of each kind and the same all "
+        f"along, {first['directions']} directions each; bands: 95% intervals over both. Each "
+        f"exponent is at the smallest radius that can be read, from {first['radii'][0]:.1e} up."
     )
-    lines = textwrap.wrap(text, 78)
-    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=style.SMALLEST_TEXT)
-    figure.set_figheight(figure.get_figheight() + 0.165 * len(lines))
+    own = [[line for line in lines if line["part"] == part] for part in parts]
+    return _draw_panels([partial(_draw_moments, lines=mine) for mine in own], note, path)
+
+
+def _draw_moments(axes: Axes, lines: Lines) -> None:
+    """Exponents of every block over epochs."""
+    events: list[dict[str, Any]] = []
+    for line in lines:
+        told = exponents_along(line).items()
+        laws = {n: {"exponent": p.value, "low": p.low, "high": p.high} for n, p in told}
+        events.append({"epoch": line["epoch"], "blocks": without_nan(laws)})
+    for i, name in enumerate(list(events[0]["blocks"])[:MOST]):
+        draw_block(axes, [events], name, LOOKS[i % len(LOOKS)], style.safe(name))
+    axes.margins(x=0.02)
+    axes.set_xlabel("epoch")
+    axes.set_title(f"{lines[0]['part']} batches")
 
 
 def draw_shares(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
@@ -141,7 +156,7 @@ def draw_shares(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
         axes.axvline(1, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=0)
         axes.set_xlabel("share of the gradient's change that is glass, at the smallest radius")
         figure.legend(loc="outside upper center", ncols=2, columnspacing=1.2)
-        return both_kinds(figure, target)
+        return _both_kinds(figure, target)
 
 
 def views_by_name(views: Sequence[View]) -> list[str]:
@@ -183,7 +198,7 @@ def draw_bounds(views: Sequence[View], path: str | os.PathLike[str]) -> Path:
         panels[0].set_ylabel("measured rise")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=3)
-        return both_kinds(figure, target)
+        return _both_kinds(figure, target)
 
 
 _DRAWN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -215,7 +230,7 @@ def draw_slices(views: Sequence[View], path: str | os.PathLike[str], part: str) 
             axes_row[0].set_ylabel(style.safe(f"{network}\nloss"))
         handles, labels = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=4, handlelength=2.2)
-        return both_kinds(figure, target)
+        return _both_kinds(figure, target)
 
 
 def draw_cut(axes: Axes, cut: Slice) -> None:
@@ -254,4 +269,4 @@ def draw_planes(views: Sequence[View], path: str | os.PathLike[str]) -> Path | N
             row[0].set_ylabel(cut.directions[1])
             row[0].set_title(style.safe(f"{view.network}, {view.part}", 40), pad=12)
             row[1].set_title("combined prediction", pad=12)
-        return both_kinds(figure, target)
+        return _both_kinds(figure, target)

@@ -9,27 +9,16 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aliceopt.lab.compression import Result
+from aliceopt.lab.compression import Group, Result
 from aliceopt.lab.compression_records import Line, calibrations_of, read_folder, results_of
 from aliceopt.lab.figures.compression import draw_compression, draw_layers, draw_radii
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
-from aliceopt.lab.results.compression_table import (
-    Group,
-    Rows,
-    calibration_rows,
-    compression_rows,
-    decision,
-    groups_of,
-    layer_rows,
-    radius_rows,
-)
+from aliceopt.lab.results import compression_table as tables
 from aliceopt.lab.results.numbers import show_count, show_seconds
 from aliceopt.lab.words import counted, settings_in_words
-
-__all__ = ["write_compression_report"]
 
 _READING = {
     "Criterion": "what decides which weights go: F are squared gradients of batches, h the "
@@ -46,7 +35,6 @@ _READING = {
     "move, root mean square over all, when four fifths of them, the smaller ones, are removed.",
 }
 
-
 _SECONDS = {"min": 60.0, "h": 3600.0}
 
 
@@ -55,14 +43,14 @@ def write_compression_report(folder: Path, command: str = "") -> Path:
     lines = read_folder(folder)
     if not lines:
         raise RecordError(f"no records in {str(folder)!r}: make some with aliceopt compress")
-    groups, metric = groups_of(results_of(lines)), lines[0]["metric_name"]
+    groups, metric = tables.groups_of(results_of(lines)), lines[0]["metric_name"]
     return write_page(
         folder / "report.html",
         "compression.html",
         kind=f"compress, scale {lines[0]['scale']}",
         title=f"Which weights can go: {lines[0]['problem']}",
         facts=_facts(lines),
-        decisions={group.in_words(): decision(results) for group, results in groups.items()},
+        decisions={group.in_words(): tables.decision(of) for group, of in groups.items()},
         tables=_tables(groups, metric),
         layers=_layers(lines),
         shown=_pictures(groups, lines, folder / "figures"),
@@ -83,36 +71,33 @@ def _facts(lines: Sequence[Line]) -> str:
 
 
 def _tables(groups: Mapping[Group, Sequence[Result]], metric: str) -> list[Table]:
-    shown = "validation loss" if metric == "loss" else f"validation loss / {metric}"
-    found = []
+    shown, found = tables.shown_as(metric), []
     for group, results in groups.items():
         plain = [r for r in results if "@" not in r.criterion]
         title = f"{shown}, means over seeds: {group.in_words()}"
         if len(plain) > sum(r.criterion == "none" for r in plain):
-            found.append(_table(title, compression_rows(plain, metric)))
-        if curve := radius_rows(results, metric):
+            found.append(_table(title, tables.compression_rows(plain, metric)))
+        if curve := tables.radius_rows(results, metric):
             found.append(_table(f"{shown} by radius of the probes: {group.in_words()}", curve))
     return found
 
 
 def _layers(lines: Sequence[Line]) -> list[tuple[Table, list[Table]]]:
     """What predictions are worth, by share removed, and behind it the layers of every network."""
-    told = calibrations_of(lines)
     found = []
-    for share, budget in dict.fromkeys(key[:2] for key in told):
-        mine = {key[2]: one for key, one in told.items() if key[:2] == (share, budget)}
+    for (share, budget), told in calibrations_of(lines).items():
         title = f"Rise of the loss, {100 * share:g}% of one layer removed, {budget} gradients"
-        worth = _table(f"{title}: what the predictions are worth", calibration_rows(mine))
-        found.append((worth, [_table(f"Seed {k}", layer_rows(one)) for k, one in mine.items()]))
+        title += ": what the predictions are worth"
+        layers = [_table(f"Seed {seed}", tables.layer_rows(one)) for seed, one in told.items()]
+        found.append((_table(title, tables.calibration_rows(told)), layers))
     return found
 
 
-def _table(title: str, rows: Rows) -> Table:
-    return Table(title, [head or " " for head in rows[0]], [_row(row) for row in rows[1:]])
-
-
-def _row(row: Sequence[str]) -> Row:
-    return Row(row[0], [Cell(text, _first(text), number=True) for text in row[1:]])
+def _table(title: str, rows: tables.Rows) -> Table:
+    heads, *others = rows
+    cells = [[Cell(text, _first(text), number=True) for text in row[1:]] for row in others]
+    named = [Row(row[0], mine) for row, mine in zip(others, cells, strict=True)]
+    return Table(title, [head or " " for head in heads], named)
 
 
 def _first(text: str) -> float | None:
@@ -140,12 +125,10 @@ def _pictures(
             caption = f"Stars stand at the default radius; {said}."
             question = "Does the radius of the probes matter?"
             found.append(Picture(curve, question, caption, "loss against radius, by sparsity"))
-    told = calibrations_of(lines)
-    for number, key in enumerate(dict.fromkeys(k[:2] for k in told), start=1):
-        mine = {seed: one for (*kind, seed), one in told.items() if tuple(kind) == key}
-        path = draw_layers(mine, folder / f"layers-{number}.svg")
+    for number, ((share, _), told) in enumerate(calibrations_of(lines).items(), start=1):
+        path = draw_layers(told, folder / f"layers-{number}.svg")
         question = "Was the cost of a removal predicted?"
-        caption = f"{100 * key[0]:g}% of one layer removed, a point a layer and network."
+        caption = f"{100 * share:g}% of one layer removed, a point a layer and network."
         found.append(Picture(path, question, caption, "predicted against measured rises"))
     return found
 

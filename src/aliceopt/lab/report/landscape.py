@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from aliceopt.lab.figures import landscape as figures
-from aliceopt.lab.figures.along import draw_along
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
-from aliceopt.lab.results.along_table import Lines, exponents, reading_along
-from aliceopt.lab.results.landscape_table import at_small_end, reading, within
-from aliceopt.landscape import Estimate, Ladder, Rungs
+from aliceopt.lab.results.landscape_table import (
+    Lines,
+    at_small_end,
+    exponents_along,
+    reading,
+    reading_along,
+    within,
+)
+from aliceopt.landscape import Estimate, Ladder
 from aliceopt.landscape.bounds import FORMS
-
-__all__ = ["draw_all", "tree_of", "write_landscape_report"]
 
 _READING = {
     "Exponent p": "how the square of the gradient's change grows with the radius of a "
@@ -47,7 +48,11 @@ def write_landscape_report(
 
     ``lines`` are ladders along the training, if there are any.
     """
-    pictures = [*draw_lines(lines, folder / "figures"), *draw_all(views, folder / "figures")]
+    pictures = draw_all(views, folder / "figures")
+    if lines:
+        question = "How do exponents change while the network trains?"
+        drawn = figures.draw_along(lines, folder / "figures" / "along.png")
+        pictures.insert(0, Picture(drawn, question, _ALONG, question))
     path = write_page(
         folder / "report.html",
         "landscape.html",
@@ -68,73 +73,47 @@ def write_landscape_report(
     return path, pictures
 
 
-def command() -> str:
-    """The command that is running, for the record."""
-    return shlex.join(["aliceopt", *sys.argv[1:]])
-
-
 # ---- figures -----------------------------------------------------------------------------------
 
-_SHARES = (
-    "How much of the gradient's change is glass?",
-    "At the smallest radius that can be read; lines are 95% intervals. Paler bars are of the "
-    "second kind of batches.",
-)
-_BOUNDS = (
-    "Does the bound hold?",
-    "Rises of the loss beyond its slope against half of the Hessian's diagonal and the joint glass "
-    "term; on the dotted line they are equal. Only what is above zero and above rounding.",
-)
 _ALONG = "At the smallest radius that can be read; bands are 95% intervals."
 _EXPONENTS = "Exponents between neighbouring radii; bands are 95% intervals."
+_SHARES = (
+    "At the smallest radius that can be read; lines are 95% intervals. Paler bars are of the "
+    "second kind of batches."
+)
+_BOUNDS = (
+    "Rises of the loss beyond its slope against half of the Hessian's diagonal and the joint glass "
+    "term; on the dotted line they are equal. Only what is above zero and above rounding."
+)
 _SLICES = (
     "Along a direction, in root mean squares of the displacement; predictions are from the middle."
 )
-_PLANES = (
-    "And along two directions?",
-    "Left the loss on one batch, right the prediction from the middle.",
-)
-
-
-def draw_lines(lines: Lines, folder: Path) -> list[Picture]:
-    """What happened along the training, if it was looked at."""
-    if not lines:
-        return []
-    question = "How do exponents change while the network trains?"
-    return [Picture(draw_along(lines, folder / "along.png"), question, _ALONG, question)]
+_PLANES = "Left the loss on one batch, right the prediction from the middle."
 
 
 def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
     """Every figure that the views allow, each as PNG and PDF."""
     found: list[Picture] = []
 
-    def add(name: str, draw: Callable[[Path], Path | None], question: str, caption: str) -> None:
-        drawn = draw(folder / f"{name}.png")
+    def add(name: str, draw: Callable[..., Path | None], question: str, caption: str) -> None:
+        drawn = draw(views, folder / f"{name}.png")
         if drawn is not None:
             found.append(Picture(drawn, question, caption, question))
 
     parts = list(dict.fromkeys(view.part for view in views))
     for part in parts:
-        add(
-            f"exponents-{part}",
-            partial(figures.draw_exponents, views, part=part),
-            f"Glass or a Hessian, on {part} batches?",
-            _EXPONENTS,
-        )
-    add("shares", partial(figures.draw_shares, views), *_SHARES)
-    add("bounds", partial(figures.draw_bounds, views), *_BOUNDS)
+        question = f"Glass or a Hessian, on {part} batches?"
+        add(f"exponents-{part}", partial(figures.draw_exponents, part=part), question, _EXPONENTS)
+    add("shares", figures.draw_shares, "How much of the gradient's change is glass?", _SHARES)
+    add("bounds", figures.draw_bounds, "Does the bound hold?", _BOUNDS)
     for part in parts:
         question = f"What does the loss look like, on a {part} batch?"
-        add(f"slices-{part}", partial(figures.draw_slices, views, part=part), question, _SLICES)
-    add("planes", partial(figures.draw_planes, views), *_PLANES)
+        add(f"slices-{part}", partial(figures.draw_slices, part=part), question, _SLICES)
+    add("planes", figures.draw_planes, "And along two directions?", _PLANES)
     return found
 
 
 # ---- tables ------------------------------------------------------------------------------------
-
-
-def _heads(views: Sequence[View]) -> list[str]:
-    return [f"{view.network}, {view.part}" for view in views]
 
 
 def _number(value: float, digits: str = ".3g") -> Cell:
@@ -143,19 +122,22 @@ def _number(value: float, digits: str = ".3g") -> Cell:
     return Cell(f"{value:{digits}}", value, True)
 
 
+def _estimate(found: Estimate, digits: str = ".2f", after: str = "") -> Cell:
+    value = found.value if math.isfinite(found.value) else None
+    return Cell(within(found, digits) + after, value, True)
+
+
 def _blocks(views: Sequence[View]) -> list[Table]:
     tables = []
     for view in views:
         rows = []
         for name, rungs in view.ladder.blocks.items():
-            p, share = at_small_end(rungs), rungs.glass_share[rungs.start]
-            value = p.value if math.isfinite(p.value) else None
             cells = [
                 Cell(rungs.verdict),
-                Cell(within(p), value, True),
+                _estimate(at_small_end(rungs)),
                 _number(view.ladder.radii[rungs.start], ".1e"),
-                Cell(within(share), share.value if math.isfinite(share.value) else None, True),
-                Cell(within(rungs.crossover, ".1e"), _finite(rungs.crossover), True),
+                _estimate(rungs.glass_share[rungs.start]),
+                _estimate(rungs.crossover, ".1e"),
             ]
             rows.append(Row(name, cells))
         heads = ["Block", " Verdict", "Exponent p", "From radius", "Glass share", "Crossover"]
@@ -171,16 +153,10 @@ def _along(lines: Lines) -> list[Table]:
         mine = [line for line in lines if line["part"] == part]
         rows = []
         for line in mine:
-            told = exponents(line).values()
-            cells = [_number(line["epoch"]), *(Cell(within(p), _finite(p), True) for p in told)]
+            cells = [_number(line["epoch"]), *map(_estimate, exponents_along(line).values())]
             rows.append(Row(f"{line['step']:,}", cells))
-        heads = ["Step", "Epoch", *mine[0]["blocks"]]
-        tables.append(Table(f"{part} batches", heads, rows))
+        tables.append(Table(f"{part} batches", ["Step", "Epoch", *mine[0]["blocks"]], rows))
     return tables
-
-
-def _finite(estimate: Estimate) -> float | None:
-    return estimate.value if math.isfinite(estimate.value) else None
 
 
 def tree_of(ladder: Ladder) -> dict[str, list[str]]:
@@ -201,20 +177,15 @@ def tree_of(ladder: Ladder) -> dict[str, list[str]]:
 
 
 def _trees(views: Sequence[View]) -> Table:
-    rungs = [
-        {node: view.ladder.of(names) for node, names in tree_of(view.ladder).items()}
-        for view in views
-    ]
-    rows = []
-    for node in rungs[0]:
-        cells = [_node(found[node]) for found in rungs]
-        rows.append(Row(node, cells, family=str(node.count(".") + 1)))
-    return Table("Every part", ["Part", *_heads(views)], rows)
-
-
-def _node(rungs: Rungs) -> Cell:
-    p = at_small_end(rungs)
-    return Cell(f"{within(p)} {rungs.verdict}", p.value if math.isfinite(p.value) else None, True)
+    rows: dict[str, list[Cell]] = {}
+    for view in views:
+        for node, names in tree_of(view.ladder).items():
+            rungs = view.ladder.of(names)
+            cell = _estimate(at_small_end(rungs), after=f" {rungs.verdict}")
+            rows.setdefault(node, []).append(cell)
+    heads = ["Part", *(f"{view.network}, {view.part}" for view in views)]
+    found = [Row(node, cells, family=str(node.count(".") + 1)) for node, cells in rows.items()]
+    return Table("Every part", heads, found)
 
 
 def _bounds(views: Sequence[View]) -> Table:
@@ -224,16 +195,13 @@ def _bounds(views: Sequence[View]) -> Table:
             for kind, forms in check.kinds.items():
                 cells = [Cell(kind), _number(check.radius, ".1e")]
                 for form in FORMS:
-                    cells += [_percent(forms[form].violations), _number(forms[form].ratio.value)]
+                    found = forms[form]
+                    cells += [_number(100 * found.violations, ".0f"), _number(found.ratio.value)]
                 rows.append(Row(f"{view.network}, {view.part}", cells))
     heads = ["Network", " Move", "Radius"]
     for form in FORMS:
         heads += [f"{form}: too low", "rise / bound"]
     return Table("Bounds", heads, rows)
-
-
-def _percent(share: float) -> Cell:
-    return _number(100 * share, ".0f")
 
 
 def _diagonals(views: Sequence[View]) -> Table:
@@ -243,7 +211,8 @@ def _diagonals(views: Sequence[View]) -> Table:
         for block, sums in view.diagonals.blocks.items():
             cells = [Cell(f"{view.network}, {view.part}")]
             for term in ("glass", "signed", "free"):
-                cells += [_number(sums[term].value), _percent(sums[term].relative_error)]
+                error = _number(100 * sums[term].relative_error, ".0f")
+                cells += [_number(sums[term].value), error]
                 if exact and term != "glass":
                     cells.append(_number((view.exact or {}).get(block, {}).get(term, math.nan)))
             rows.append(Row(block, cells))

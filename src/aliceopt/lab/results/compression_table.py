@@ -3,72 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from aliceopt.lab.calibration import PREDICTIONS, Calibration
-from aliceopt.lab.compression import Result
-from aliceopt.lab.compression_rows import ROWS, row_of
+import torch
+
+from aliceopt.lab.compression import PREDICTED, ROWS, Ask, Group, LayerIncrease, Result, row_of
+from aliceopt.lab.compression_records import Calibrations, Line, calibrations_of, results_of
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
+from aliceopt.lab.words import counted
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = [
-    "Group",
-    "Rows",
-    "as_table",
-    "calibration_rows",
-    "compression_rows",
-    "decision",
-    "group_of",
-    "groups_of",
-    "layer_rows",
-    "radius_rows",
-]
+    from rich.console import Console
 
 Rows = list[list[str]]
 """A head, and below it what it names; in all but the first column numbers."""
 
+Told = tuple[str, Rows, Sequence[str]]
+"""A title, a table, and what to say below it."""
+
 NOTHING = "\u2013"
 """In a cell without a number."""
-
-PREDICTED = {
-    "fisher": "Fisher",
-    "point": "h at a point",
-    "radius": "h over a radius",
-    "glass": "with gradient and glass",
-}
-
-
-class Group(NamedTuple):
-    """What results of one table share."""
-
-    structure: str
-    rounds: int
-    finetune: float
-    budget: int
-
-    def in_words(self) -> str:
-        """For a heading.
-
-        >>> Group("2:4", 1, 2, 300).in_words()
-        '2:4, 300 gradients, in one round, 2 epochs of training with the masks on'
-        """
-        said = ["2:4"] if self.structure == "2:4" else []
-        said.append(f"{self.budget} gradients")
-        said.append("in one round" if self.rounds == 1 else f"in {self.rounds} rounds")
-        if self.finetune:
-            epochs = "epoch" if self.finetune == 1 else "epochs"
-            said.append(f"{self.finetune:g} {epochs} of training with the masks on")
-        return ", ".join(said)
-
-
-def group_of(result: Result) -> Group:
-    """The table that a result belongs to."""
-    return Group(result.structure, result.rounds, result.finetune, result.budget)
 
 
 def groups_of(results: Iterable[Result]) -> dict[Group, list[Result]]:
@@ -78,7 +35,7 @@ def groups_of(results: Iterable[Result]) -> dict[Group, list[Result]]:
     found: dict[Group, list[Result]] = {}
     for result in told:
         if result.criterion != "none":
-            found.setdefault(group_of(result), [*whole]).append(result)
+            found.setdefault(result.group, [*whole]).append(result)
     return found
 
 
@@ -120,13 +77,13 @@ def compression_rows(
     known = any(r.seconds is not None for r in results if r.criterion != "none")
     costs = ["gradients", "seconds", "seeds"] if known else ["gradients", "seeds"]
     rows = [["criterion", *(f"\u2212{100 * share:g}%" for share in shares), *costs]]
-    whole = _cell(at(results, "none", 0.0).values(), metric)
+    whole = _cell(results, "none", 0.0, metric)
     rows.append(["none removed", *[whole] * len(shares), *[""] * len(costs)])
     lowest = {s: min(names, key=lambda name: loss_at(results, name, s)) for s in shares}
     for name in names:
         cells = []
         for share in shares:
-            cell = _cell(at(results, name, share).values(), metric)
+            cell = _cell(results, name, share, metric)
             cells.append(best(cell) if lowest[share] == name else cell)
         mine = [r for r in results if r.criterion == name]
         timed = [r.seconds for r in mine if r.seconds is not None]
@@ -160,9 +117,9 @@ def _seeds(results: Iterable[Result], *, alike: bool) -> str:
     return f"{len(found)}: {', '.join(told)}"
 
 
-def _cell(results: Iterable[Result], metric: str) -> str:
+def _cell(results: Sequence[Result], criterion: str, sparsity: float, metric: str) -> str:
     """The mean loss, and the metric if it is another; a dash where there is none."""
-    told = list(results)
+    told = at(results, criterion, sparsity).values()
     if not told:
         return NOTHING
     loss = f"{fmean(r.loss for r in told):.3f}"
@@ -170,25 +127,25 @@ def _cell(results: Iterable[Result], metric: str) -> str:
 
 
 def radius_rows(results: Sequence[Result], metric: str) -> Rows:
-    """Losses of h at every radius that was tried, and at the default, by sparsity.
-
-    Nothing where no criterion was given a radius with @.
-    """
-    tried = {name: row_of(name).radius for name in criteria(results) if "@" in name}
-    ours = {name: radius for name, radius in tried.items() if name.startswith("curvature@")}
-    if not ours:
+    """Losses of h at every radius that was tried, and at the default, by sparsity."""
+    places = tried_radii(results)
+    if not places:
         return []
     shares = sparsities(results)
     rows = [["radius", *(f"\u2212{100 * share:g}%" for share in shares)]]
     default = default_radius_of(results)
-    places = {name: radius or 0.0 for name, radius in ours.items()}
     if default is not None:
         places["curvature"] = default
     for name, radius in sorted(places.items(), key=lambda pair: pair[1]):
         text = f"{radius:.2g}, the default" if name == "curvature" else f"{radius:g}"
-        cells = [_cell(at(results, name, share).values(), metric) for share in shares]
-        rows.append([text, *cells])
+        rows.append([text, *(_cell(results, name, share, metric) for share in shares)])
     return rows
+
+
+def tried_radii(results: Iterable[Result]) -> dict[str, float]:
+    """Of h, those that were given with @, from small to large, by the criterion's name."""
+    names = [name for name in criteria(results) if name.startswith("curvature@")]
+    return {name: row_of(name).radius or 0.0 for name in names}
 
 
 def default_radius_of(results: Iterable[Result]) -> float | None:
@@ -197,34 +154,48 @@ def default_radius_of(results: Iterable[Result]) -> float | None:
     return fmean(radii) if radii else None
 
 
-def layer_rows(found: Calibration) -> Rows:
+def layer_rows(layers: Iterable[LayerIncrease]) -> Rows:
     """A row a layer, of one network."""
     rows = [["layer", "measured", *PREDICTED.values()]]
-    for layer in found.layers:
-        cells = (layer.measured, *(layer.predicted[name] for name in PREDICTIONS))
+    for layer in layers:
+        cells = (layer.measured, *(layer.predicted[name] for name in PREDICTED))
         rows.append([layer.layer, *(f"{value:.4g}" for value in cells)])
     return rows
 
 
-def calibration_rows(found: Mapping[int, Calibration]) -> Rows:
-    """What each prediction is worth: by seed, then the median over seeds."""
+def calibration_rows(found: Calibrations) -> Rows:
+    """What each prediction is worth: of one network, or the median of several and the range."""
     rows = [["", *PREDICTED.values()]]
-    ranks = {seed: [one.correlation(name) for name in PREDICTIONS] for seed, one in found.items()}
-    ratios = {seed: [one.ratio(name) for name in PREDICTIONS] for seed, one in found.items()}
-    for what, table, shown in (
-        ("rank correlation", ranks, "{:.2f}"),
-        ("median of predicted / measured", ratios, "{:.2g}"),
+    count = len(found)
+    for what, worth, digits in (
+        ("rank correlation", _rank_correlation, ".2f"),
+        ("median of predicted / measured", _ratio, ".2g"),
     ):
-        columns = list(zip(*table.values(), strict=True))
-        if len(table) == 1:
-            rows.append([what, *(shown.format(column[0]) for column in columns)])
-            continue
-        cells = [
-            f"{shown.format(median(c))} ({shown.format(min(c))} to {shown.format(max(c))})"
-            for c in columns
-        ]
-        rows.append([f"{what}, {len(table)} networks", *cells])
+        cells = []
+        for name in PREDICTED:
+            told = [worth(layers, name) for layers in found.values()]
+            low, middle, high = (f"{x:{digits}}" for x in (min(told), median(told), max(told)))
+            cells.append(middle if count == 1 else f"{middle} ({low} to {high})")
+        rows.append([what if count == 1 else f"{what}, {count} networks", *cells])
     return rows
+
+
+def _rank_correlation(layers: Sequence[LayerIncrease], prediction: str) -> float:
+    """Spearman's, without ties; NaN below three layers."""
+    n = len(layers)
+    if n < 3:
+        return math.nan
+    both = ([x.predicted[prediction] for x in layers], [x.measured for x in layers])
+    one, other = (torch.tensor(x, dtype=torch.float64).argsort().argsort().double() for x in both)
+    return 1 - 6 * float((one - other).square().sum()) / (n * (n * n - 1))
+
+
+def _ratio(layers: Sequence[LayerIncrease], prediction: str) -> float:
+    """The median of predicted over measured, of layers whose removal raised the loss."""
+    ratios = [
+        layer.predicted[prediction] / layer.measured for layer in layers if layer.measured > 0
+    ]
+    return median(ratios) if ratios else math.nan
 
 
 def decision(results: Sequence[Result]) -> list[str]:
@@ -233,10 +204,12 @@ def decision(results: Sequence[Result]) -> list[str]:
     for sparsity in sparsities(results):
         losses = {name: loss_at(results, name, sparsity) for name in criteria(results)}
         first, *others = sorted(losses, key=lambda name: losses[name])
-        rivals = [name for name in others if _is_ours(name) != _is_ours(first)]
+        # Ours go by curvature over a distance, or at a point, and not by gradients alone.
+        ours = {name: row_of(name).gradients > 1 for name in losses}
+        rivals = [name for name in others if ours[name] != ours[first]]
         text = f"{100 * sparsity:g}%: {row_of(first).label}, loss {losses[first]:.3f}"
         if rivals:
-            kind = "the others" if _is_ours(first) else "curvature"
+            kind = "the others" if ours[first] else "curvature"
             text += f"; best of {kind}: {row_of(rivals[0]).label}, {losses[rivals[0]]:.3f}"
             text += f" ({lead(results, first, rivals[0], sparsity)})"
         said.append(text)
@@ -246,11 +219,6 @@ def decision(results: Sequence[Result]) -> list[str]:
             "and only the differences are."
         )
     return said
-
-
-def _is_ours(name: str) -> bool:
-    """Whether it goes by curvature over a distance, or at a point, and not by gradients alone."""
-    return row_of(name).gradients > 1
 
 
 def lead(results: Sequence[Result], first: str, second: str, sparsity: float) -> str:
@@ -266,13 +234,45 @@ def lead(results: Sequence[Result], first: str, second: str, sparsity: float) ->
     return f"difference {paired.mean:.3f} \u00b1 {half:.3f}, {verdict}"
 
 
-def as_table(rows: Rows) -> Table:
-    """For a terminal."""
+# ---- for a terminal ----------------------------------------------------------------------------
+
+
+def asked_tables(lines: Sequence[Line], ask: Ask) -> list[Told]:
+    """The tables of what was asked for, from the records of a folder."""
+    metric = lines[0]["metric_name"] if lines else "loss"
+    shown, mine = shown_as(metric), groups_of(results_of(lines)).get(ask.group, [])
+    told: list[Told] = []
+    if mine:
+        seeds = counted(len({r.seed for r in mine}), "seed")
+        title = f"{shown} by share of weights removed, {ask.group.in_words()}, {seeds}"
+        told.append((title, compression_rows(mine, metric), decision(mine)))
+    if curve := radius_rows(mine, metric):
+        told.append((f"{shown} by radius of the probes", curve, []))
+    for (share, budget), found in calibrations_of(lines).items():
+        if (share, budget) == (ask.layers, ask.gradients):
+            for seed, layers in found.items():
+                title = f"rise of the loss, {100 * share:g}% of a layer removed, seed {seed}"
+                told.append((title, layer_rows(layers), []))
+            told.append(("what the predictions are worth", calibration_rows(found), []))
+    return told
+
+
+def shown_as(metric: str) -> str:
+    """What the cells of a table are, in words."""
+    return "validation loss" if metric == "loss" else f"validation loss / {metric}"
+
+
+def print_tables(tables: Iterable[Told], console: Console) -> None:
+    """Each below its title."""
     from rich.text import Text
 
     from aliceopt.lab.terminal import new_table
 
-    table = new_table(*rows[0])
-    for row in rows[1:]:
-        table.add_row(*map(Text, row))
-    return table
+    for title, rows, said in tables:
+        console.print(title, style="bold", markup=False)
+        table = new_table(*rows[0])
+        for row in rows[1:]:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        for line in said:
+            console.print(line, markup=False)

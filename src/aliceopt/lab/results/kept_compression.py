@@ -10,8 +10,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from aliceopt.lab.compression import Result
 from aliceopt.lab.compression_records import (
     KINDS,
     Line,
@@ -21,20 +21,9 @@ from aliceopt.lab.compression_records import (
     results_of,
 )
 from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.compression_table import (
-    Group,
-    Rows,
-    calibration_rows,
-    compression_rows,
-    decision,
-    groups_of,
-    lead,
-    radius_rows,
-)
+from aliceopt.lab.results import compression_table as tables
 from aliceopt.lab.results.kept import Added, merged, write_lines
 from aliceopt.lab.words import counted
-
-__all__ = ["PREFIX", "add", "gather", "kept_tables", "page_kinds", "read_kept_compression"]
 
 PREFIX = "compress-"
 """What the names of these files begin with."""
@@ -89,7 +78,9 @@ def add(lines: Sequence[Line], folder: Path, *, overwrite: bool = False) -> list
         content, told = merged(read_kept_compression(path), mine, path, overwrite, _end)
         done.append((path, content, told))
     for path, content, _ in done:
-        write_lines(path, map(_in_order, sorted(content, key=_place)))
+        content.sort(key=lambda line: (line["scale"], line["event"], line["seed"], line["id"]))
+        heads = {event: ("id", "event", *names) for event, names in KINDS.items()}
+        write_lines(path, ({name: line[name] for name in heads[line["event"]]} for line in content))
     return [told for *_, told in done]
 
 
@@ -98,33 +89,24 @@ def _end(line: Line) -> str:
     return f"{name} {line[name]}"
 
 
-def _place(line: Line) -> tuple[Any, ...]:
-    return (line["scale"], line["event"], line["seed"], line["id"])
-
-
-def _in_order(line: Line) -> Line:
-    return {name: line[name] for name in ("id", "event", *KINDS[line["event"]])}
-
-
 # ---- showing -----------------------------------------------------------------------------------
 
 
-def kept_tables(path: Path) -> list[tuple[str, Rows, Sequence[str]]]:
-    """Every table of a kept file: a title, rows, and what to say below."""
-    told: list[tuple[str, Rows, Sequence[str]]] = []
+def kept_tables(path: Path) -> list[tables.Told]:
+    """Every table of a kept file."""
+    told: list[tables.Told] = []
     for place, lines in _alike(read_kept_compression(path)).items():
-        metric = lines[0]["metric_name"]
-        for group, results in groups_of(results_of(lines)).items():
+        where, metric = ", ".join(place), lines[0]["metric_name"]
+        for group, results in tables.groups_of(results_of(lines)).items():
             seeds = counted(len({r.seed for r in results}), "seed")
-            title = f"{', '.join(place)}: {group.in_words()}, {seeds}"
-            told.append((title, compression_rows(results, metric), decision(results)))
-            if curve := radius_rows(results, metric):
+            title = f"{where}: {group.in_words()}, {seeds}"
+            rows = tables.compression_rows(results, metric)
+            told.append((title, rows, tables.decision(results)))
+            if curve := tables.radius_rows(results, metric):
                 told.append((f"{title}, by radius of the probes", curve, []))
-        found = calibrations_of(lines)
-        for share, budget in dict.fromkeys(key[:2] for key in found):
-            mine = {k[2]: one for k, one in found.items() if k[:2] == (share, budget)}
-            title = f"{', '.join(place)}: {100 * share:g}% of one layer removed"
-            told.append((title, calibration_rows(mine), []))
+        for (share, _), found in calibrations_of(lines).items():
+            title = f"{where}: {100 * share:g}% of one layer removed"
+            told.append((title, tables.calibration_rows(found), []))
     return told
 
 
@@ -152,55 +134,54 @@ def _lines_of(folder: Path, name: str) -> list[Line]:
     return next(iter(places.values()))
 
 
-def _asked(lines: Sequence[Line], options: Sequence[str]) -> tuple[Group, list[Any]]:
-    """The one table that ``rounds=3 finetune=2 structure=2:4 gradients=300`` names."""
+def _asked(folder: Path, name: str, options: Sequence[str]) -> tuple[list[Result], str]:
+    """The results that ``rounds=3 finetune=2 structure=2:4 gradients=300`` names; the metric."""
+    lines = _lines_of(folder, name)
     wanted = {"structure": "unstructured", "rounds": "1", "finetune": "0"}
     wanted |= dict(option.partition("=")[::2] for option in options)
-    groups = groups_of(results_of(lines))
-    found = {g: results for g, results in groups.items() if wanted.items() <= _named(g).items()}
+    groups = tables.groups_of(results_of(lines))
+    found = []
+    for group, results in groups.items():
+        named = {
+            "structure": group.structure,
+            "rounds": str(group.rounds),
+            "finetune": f"{group.finetune:g}",
+            "gradients": str(group.budget),
+        }
+        found += [results] if wanted.items() <= named.items() else []
     if len(found) != 1:
         there = "; ".join(group.in_words() for group in groups)
         raise RecordError(f"{len(found)} tables fit {' '.join(options)!r}; there are: {there}")
-    return next(iter(found.items()))
+    return found[0], lines[0]["metric_name"]
 
 
-def _named(group: Group) -> dict[str, str]:
-    return {
-        "structure": group.structure,
-        "rounds": str(group.rounds),
-        "finetune": f"{group.finetune:g}",
-        "gradients": str(group.budget),
-    }
-
-
-def _markdown(rows: Rows) -> str:
+def _markdown(rows: tables.Rows) -> str:
     safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     lines = [safe[0], ["---"] * len(safe[0]), *safe[1:]]
     return "\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
 
 
 def _table(folder: Path, name: str, *options: str) -> str:
-    lines = _lines_of(folder, name)
-    results = [r for r in _asked(lines, options)[1] if "@" not in r.criterion]
-    return _markdown(compression_rows(results, lines[0]["metric_name"], "**{}**".format))
+    results, metric = _asked(folder, name, options)
+    plain = [r for r in results if "@" not in r.criterion]
+    return _markdown(tables.compression_rows(plain, metric, "**{}**".format))
 
 
 def _radii(folder: Path, name: str, *options: str) -> str:
-    lines = _lines_of(folder, name)
-    return _markdown(radius_rows(_asked(lines, options)[1], lines[0]["metric_name"]))
+    return _markdown(tables.radius_rows(*_asked(folder, name, options)))
 
 
 def _layers(folder: Path, name: str, share: str) -> str:
-    found = calibrations_of(_lines_of(folder, name))
-    mine = {key[2]: one for key, one in found.items() if f"{key[0]:g}" == share}
+    told = calibrations_of(_lines_of(folder, name)).items()
+    mine = {k: one for (of, _), found in told if f"{of:g}" == share for k, one in found.items()}
     if not mine:
         raise RecordError(f"no layers of {name!r} with {share} removed in {str(folder)!r}")
-    return _markdown(calibration_rows(mine))
+    return _markdown(tables.calibration_rows(mine))
 
 
 def _lead(folder: Path, name: str, first: str, second: str, share: str, *options: str) -> str:
-    results = _asked(_lines_of(folder, name), options)[1]
-    return lead(results, first, second, float(share))
+    results, _ = _asked(folder, name, options)
+    return tables.lead(results, first, second, float(share))
 
 
 page_kinds: dict[str, Callable[..., str]] = {

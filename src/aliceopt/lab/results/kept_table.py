@@ -13,7 +13,7 @@ from rich.text import Text
 
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.compression_table import as_table
+from aliceopt.lab.results.compression_table import print_tables
 from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
 from aliceopt.lab.results.kept_compare import changes
 from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
@@ -71,11 +71,7 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
     paths = sorted(folder.glob(f"{experiment or '*'}.jsonl"))
     pruned = [path for path in paths if path.name.startswith(PREFIX)]
     for path in pruned:
-        for title, compared, said in kept_tables(path):
-            console.print(title, style="bold", markup=False)
-            console.print(as_table(compared))
-            for sentence in said:
-                console.print(sentence, markup=False)
+        print_tables(kept_tables(path), console)
     lines = [line for path in paths if path not in pruned for line in read_kept(path)]
     if pruned and not lines:
         return

@@ -1,9 +1,9 @@
-"""A landscape as a table, as sentences, and as records."""
+"""A landscape as a table, as sentences, and as records; ladders along a training run likewise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,22 +11,14 @@ from torch import Tensor
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
-from aliceopt.landscape.bounds import FORMS, Calibration
-from aliceopt.landscape.power_law import without_nan
+from aliceopt.landscape.bounds import FORMS
+from aliceopt.landscape.subject import without_nan
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "at_small_end",
-    "bounds_table",
-    "compare_twins",
-    "landscape_table",
-    "reading",
-    "records",
-    "tensors",
-    "within",
-]
+Lines = Sequence[Mapping[str, Any]]
+"""Ladders along a training run, see `Along.lines`."""
 
 
 def within(estimate: Estimate, digits: str = ".2f") -> str:
@@ -78,18 +70,16 @@ def bounds_table(views: Sequence[View]) -> Table:
         table.add_section()
         table.add_row(f"{view.network}, {view.part} batches", style="bold")
         for check in view.bounds:
+            radius = f"{check.radius:.1e}"
             for kind, forms in check.kinds.items():
-                cells = [_calibrated(forms[form]) for form in FORMS]
-                table.add_row(f"  {kind}", f"{check.radius:.1e}", *cells)
+                cells = []
+                for found in (forms[form] for form in FORMS):
+                    told = f"{100 * found.violations:.0f}%, {_short(found.ratio.value)}"
+                    cells.append(told if found.moves else "rounding")
+                table.add_row(f"  {kind}", radius, *cells)
             walks = [_short(check.walk[form].value) for form in FORMS]
-            table.add_row("  random, glass alone", f"{check.radius:.1e}", *walks)
+            table.add_row("  random, glass alone", radius, *walks)
     return table
-
-
-def _calibrated(found: Calibration) -> str:
-    if not found.moves:
-        return "rounding"
-    return f"{100 * found.violations:.0f}%, {_short(found.ratio.value)}"
 
 
 def _short(value: float) -> str:
@@ -102,7 +92,10 @@ def _short(value: float) -> str:
 
 
 def reading(views: Sequence[View]) -> list[str]:
-    """What was found, in sentences: verdicts by network and batches, then the twins."""
+    """What was found, in sentences: verdicts by network and batches, then the twins.
+
+    The first network is compared with every other, on the same batches at the same radius.
+    """
     said = []
     for view in views:
         by_verdict: dict[str, list[str]] = {}
@@ -110,27 +103,43 @@ def reading(views: Sequence[View]) -> list[str]:
             by_verdict.setdefault(rungs.verdict, []).append(name)
         parts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
         said.append(f"{view.network}, {view.part} batches: {parts}.")
-    return said + compare_twins(views)
-
-
-def compare_twins(views: Sequence[View]) -> list[str]:
-    """The first network against every other, on the same batches at the same radius."""
-    said = []
-    first = [view for view in views if view.network == views[0].network]
+    first = {view.part: view for view in views if view.network == views[0].network}
     for view in views[len(first) :]:
-        mine = next(other for other in first if other.part == view.part)
-        apart, lines = [], []
+        mine, apart, told = first[view.part], [], []
         for name, rungs in mine.ladder.blocks.items():
             other = view.ladder.blocks[name]
             at = min(max(rungs.start, other.start), len(rungs.exponents) - 1)
             a, b = rungs.exponents[at], other.exponents[at]
             apart += [name] if a.high < b.low or b.high < a.low else []
-            lines.append(f"{name} {a.value:.2f} and {b.value:.2f}")
-        count = counted(len(mine.ladder.blocks), "block")
+            told.append(f"{name} {a.value:.2f} and {b.value:.2f}")
         said.append(
             f"{mine.network} and {view.network}, {view.part} batches, at the smallest radius: "
-            f"p is {'; '.join(lines)}. Intervals are apart in {len(apart)} of {count}"
-            f"{': ' + ', '.join(apart) if apart else ''}."
+            f"p is {'; '.join(told)}. Intervals are apart in {len(apart)} of "
+            f"{counted(len(told), 'block')}{': ' + ', '.join(apart) if apart else ''}."
+        )
+    return said
+
+
+def exponents_along(line: Mapping[str, Any]) -> dict[str, Estimate]:
+    """By block: the exponent at the smallest radius that can be read."""
+    found = {}
+    for name, block in line["blocks"].items():
+        told = block["exponents"][min(block["start"], len(block["exponents"]) - 1)]
+        plain = {key: math.nan if value is None else value for key, value in told.items()}
+        found[name] = Estimate(**plain)
+    return found
+
+
+def reading_along(lines: Lines) -> list[str]:
+    """A sentence a kind of batches: where every block began, and where it ended."""
+    said = []
+    for part in dict.fromkeys(line["part"] for line in lines):
+        mine = [line for line in lines if line["part"] == part]
+        first, last = (exponents_along(line) for line in (mine[0], mine[-1]))
+        parts = [f"{name} {within(first[name])}, then {within(p)}" for name, p in last.items()]
+        said.append(
+            f"While it trained, {part} batches, exponents at the start and after step "
+            f"{mine[-1]['step']:,}: {'; '.join(parts)}."
         )
     return said
 
