@@ -73,7 +73,16 @@ def _write_run(
     cost = next(r.gradients for r in plan.runs if (r.method, r.seed) == (method, seed))
     journal = Journal(run_folder(folder, method, seed) / "records.jsonl")
     note = plan.data + (" (generated)" if generated else "")
-    journal.write("start", run={"method": method, "seed": seed}, config=to_json(run), data=note)
+    journal.write(
+        "start",
+        run={"method": method, "seed": seed, "label": run.label},
+        config=to_json(run),
+        data=note,
+        device="a GPU",
+        versions={},
+        parameters=1,
+        time="2026-11-16T10:00:00+00:00",
+    )
     where: dict[str, Any] = {}
     for i in range(evaluations + 1):
         done = i / evaluations
@@ -91,7 +100,7 @@ def _write_run(
             _write_exponents(journal, where, seed, done)
     if fate in ("finished", "null"):
         final = value(method, seed, 1.0) if fate == "finished" else math.nan
-        journal.write("end", **where, status="finished", reason="", metric=final)
+        journal.write("end", **where, status="finished", reason="", metric=final, best=final)
     elif fate != "interrupted":
         journal.write("end", **where, status=fate, reason="loss", metric=None)
     journal.close()

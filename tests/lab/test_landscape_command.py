@@ -345,6 +345,7 @@ def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
         (["--blocks", "0"], "--blocks must be a whole number >= 1, got 0"),
         (["--method", "sgd-m"], "--method is for experiments; what a study has is trained by"),
         (["--batch-size", "1000"], "from 1 to 256, the training examples there are; got 1000"),
+        (["--batch-size", "200"], "the held-out examples there are; got 200"),
         (["--device", "tpu"], "--device must be auto, cpu, cuda or cuda:N"),
     ],
 )
@@ -358,6 +359,7 @@ def test_bad_input_is_one_sentence(
     result = CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
     assert result.exit_code == 2
     assert message in result.output
+    assert "as trained, training batches" not in result.output  # nothing was measured before
     assert (out / "landscape.jsonl").read_bytes() == before
 
 

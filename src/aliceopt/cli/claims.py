@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from aliceopt.cli.options import KEPT
 from aliceopt.cli.refusal import refuse
 
 
@@ -22,7 +23,7 @@ def claims(
     ] = None,
     results: Annotated[
         Path, typer.Option(help="Folder of the kept results that claims about training go by.")
-    ] = Path("results"),
+    ] = KEPT,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the verdicts to this file.")
     ] = None,

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from aliceopt.cli.options import KEPT
+from aliceopt.cli.refusal import say
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, settings_of
 from aliceopt.lab.records import RecordError, Records, read_records, read_runs, run_folder
+from aliceopt.lab.results.kept_records import kept_records
 from aliceopt.lab.spec import Plan
 
 
@@ -19,9 +22,16 @@ def default_folder(name: str, scale: str) -> Path:
 
 
 def experiment_records(name: str, scale: str, given: Path | None) -> Records:
-    """An experiment's records in the folder that is given, or the default; told if it has none."""
+    """An experiment's records in the folder that is given, or the default; told if it has none.
+
+    Results that are kept of it may stand in for them: a file that is given, or the repository's.
+    """
     settings_of(name, scale)  # refuses a name or scale that there is not
     folder = default_folder(name, scale) if given is None else given
+    kept = KEPT / f"{name}.jsonl" if given is None else folder
+    if kept.suffix == ".jsonl" and kept.is_file() and not (folder / "plan.json").exists():
+        say(f"kept results: {kept}")
+        return kept_records(kept, name, scale)
     if (folder / "plan.json").exists():
         records = read_records(folder)
         if records.plan.name == name:

@@ -89,6 +89,9 @@ Data = Annotated[
     ),
 ]
 
+KEPT = Path("results")
+"""Where a clone has the results that are kept."""
+
 # ---- of an experiment that was run -------------------------------------------------------------
 
 RecordsScale = Annotated[
@@ -96,7 +99,10 @@ RecordsScale = Annotated[
 ]
 Records = Annotated[
     Path | None,
-    typer.Option(help="Folder of the experiment's records; the default is runs/NAME-SCALE."),
+    typer.Option(
+        help="Folder of the experiment's records, or a .jsonl file of kept results; the default is "
+        "runs/NAME-SCALE, and results/NAME.jsonl where there is none."
+    ),
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the table to this file.")]
 Figure = Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from aliceopt.cli.options import KEPT
 from aliceopt.cli.refusal import needs_lab, refuse, say
 
 app = typer.Typer(
@@ -18,7 +19,6 @@ app = typer.Typer(
 OfScale = Annotated[str, typer.Option("--scale", help="See aliceopt list.")]
 From = Annotated[Path, typer.Option("--from", help="Folder of the kept results.")]
 Experiment = Annotated[str, typer.Argument(help="See aliceopt results show.")]
-KEPT = Path("results")
 
 
 @app.command("add")

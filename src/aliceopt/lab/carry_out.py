@@ -219,11 +219,17 @@ def print_experiments() -> None:
 
 
 def print_experiment(records: Records) -> None:
-    """An experiment's table beside the paper's, its figure, and its report."""
+    """An experiment's table beside the paper's, its figure, and its report.
+
+    Of kept results the table alone: nothing is written beside them.
+    """
     from aliceopt.lab.figures import draw_experiment
     from aliceopt.lab.report import write_report
     from aliceopt.lab.results.table import print_table
 
+    if records.folder.is_file():
+        print_table(records, stdout_console())
+        return
     drawn = None
     with contextlib.suppress(RecordError):  # nothing finished yet: no figure
         drawn = draw_experiment(records)

@@ -89,6 +89,9 @@ def see(networks: dict[str, Network], asked: Asked, tick: Tick = silent) -> Iter
     told = {name: network.evaluated(network.model) for name, network in networks.items()}
     set_products(asked.precision)
     there = {name: Instruments(network, asked, tick) for name, network in networks.items()}
+    for measured in there.values():
+        for part in asked.parts:
+            next(measured.batches(part))  # a size that there is not is refused before all else
     chosen = {name: measured.radii() for name, measured in there.items()}
     radii = max((found.radii for found in chosen.values()), key=lambda r: r[0])
     for name, measured in there.items():

@@ -31,7 +31,7 @@ FAMILIES = {"pays": tuple(name for name in EXPERIMENTS if name.startswith("pays-
 SCALES = ("paper", "long", "lab", "smoke")
 """The first is for the paper's experiments, the second for the others: see `scales_of`."""
 
-_ABOUT_METHODS = ("label", "optimizer", "paper", "schedule", "epochs")
+_ABOUT_METHODS = ("label", "optimizer", "paper", "schedule", "epochs", "share")
 TERM_NAMES = {"none": "no curvature", "glass+abs": "glass + abs", "glass+signed": "glass + signed"}
 
 
@@ -146,6 +146,9 @@ def plan_of(
         steps = training.length
         if steps is None:
             raise PlanError("train needs steps or epochs")
+        if "share" in method:  # of everybody else's steps
+            share = typed.checked(typed.Positive, method["share"], f"methods.{key}.share")
+            steps = max(1, round(steps * share))
         costs[key] = steps, gradients_of(mine, training, steps)
     plan = spec.Plan(
         **about,

@@ -61,7 +61,7 @@ def test_lost_runs_are_counted_and_give_no_result(tmp_path):
     text = printed(tmp_path)
     assert "2 of 3" in text
     assert "0 of 3" in text
-    assert "Not finished, of 18 runs: 1 missing, 3 diverged." in text
+    assert "Not finished, of 24 runs: 1 missing, 3 diverged." in text
 
 
 def test_a_null_metric_is_no_result(tmp_path):
@@ -72,7 +72,7 @@ def test_a_null_metric_is_no_result(tmp_path):
     assert (row["ours"], row["finished"], row["status"]) == (None, 0, "2 diverged")
     text = printed(tmp_path)
     assert "0 of 2" in text
-    assert "Not finished, of 12 runs: 2 diverged." in text
+    assert "Not finished, of 16 runs: 2 diverged." in text
 
 
 def test_methods_of_one_name_are_told_apart(tmp_path):
@@ -163,7 +163,7 @@ def test_the_papers_own_settings_are_comparable(tmp_path):
     ("name", "scale", "sets", "generated", "said"),
     [
         ("vit-naq", "lab", "", False, "Lab scale, tiny-imagenet-64 instead of imagenet64, 20"),
-        ("resnet18-naq", "lab", "", False, "Lab scale, 10 instead of 60 epochs: not"),
+        ("resnet18-naq", "lab", "", False, "Lab scale, 20 instead of 60 epochs: not"),
         ("resnet18-naq", "paper", "", True, "Generated data: not comparable"),
         ("tt-limit", "smoke", "", True, "wikitext-2 (generated) instead of wikitext-103, 6"),
         ("resnet18-naq", "paper", "train.epochs=5", False, "5 instead of 60 epochs: not"),

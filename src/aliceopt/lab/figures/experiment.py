@@ -25,13 +25,20 @@ _STEPS = {"full": ("a) Full quasi-Newton steps", "full"), "naq": ("b) NAQ steps"
 
 
 def draw_terms(records: Records, out: str | os.PathLike[str]) -> Path:
-    """Draw Figure 4 to ``out``: which terms help, a column for each kind of step.
+    """Draw Figure 4 to ``out``: which terms help, a column for each kind of step and its bound.
 
     Above, validation during training; below, final results by terms beside the paper's.
     """
     outcomes.check_kind(records, "terms")
-    other = ("Other methods", "")
-    return _draw_columns(records, out, lambda method: _STEPS.get(method.step or "", other))
+    usual = next(iter(records.plan.methods.values())).lr
+
+    def step_of(method: PlannedMethod) -> tuple[str, str]:
+        title, word = _STEPS.get(method.step or "", ("Other methods", ""))
+        if method.lr == usual:
+            return title, word
+        return f"c) Full steps, \u03bb max {method.lr:g}", f"{word} {method.lr:g}"
+
+    return _draw_columns(records, out, step_of)
 
 
 def draw_limit(records: Records, out: str | os.PathLike[str]) -> Path:
@@ -67,20 +74,22 @@ def _draw_columns(
         rows.append(replace(row, label=f"{label}, {word}" if word else label, group=group))
     rows.sort(key=lambda row: row.group)
     below = ["ours", "paper"] if records.plan.paper else ["ours"]
-    panels: list[Any] = [  # both lines are as wide
-        [title for title in columns for _ in below],
-        [panel for panel in below for _ in columns],
-    ]
+    side = min(2, len(columns))  # curves beside each other: there is no room for three
+    titles = [*columns, *["."] * (-len(columns) % side)]
+    lines = [titles[i : i + side] for i in range(0, len(titles), side)]
+    panels: list[Any] = [[title for title in line for _ in below] for line in lines]
+    panels.append([panel for panel in below for _ in range(side)])  # all lines are as wide
+    ratios = [*[2.0] * len(lines), 0.5 + 0.28 * len(rows)]
     with style.look():
-        figure = style.new_figure(height=3.6 + 0.28 * len(rows))
-        mosaic = figure.subplot_mosaic(panels, height_ratios=[2.0, 0.5 + 0.28 * len(rows)])
+        figure = style.new_figure(height=1.0 + 2.6 * len(lines) + 0.28 * len(rows))
+        mosaic = figure.subplot_mosaic(panels, height_ratios=ratios)
         for i, (title, mine) in enumerate(columns.items()):
             outcomes.draw_curves(mosaic[title], records, mine)
             mosaic[title].set_title(title)
-            if i:
-                mosaic[title].set_ylabel("")
-            else:
+            if i == 0:
                 mosaic[title].legend(handlelength=2.2, borderaxespad=0.1)
+            if i % side:
+                mosaic[title].set_ylabel("")
         outcomes.focus([mosaic[title] for title in columns], records)
         outcomes.draw_results(mosaic, records, rows)
     return outcomes.finish(figure, records, target, "Small dots: single runs.")
@@ -132,12 +141,15 @@ FIGURES: dict[str, Callable[[Records, Path], Path]] = {
 
 
 def draw_experiment(records: Records, out: str | os.PathLike[str] | None = None) -> Path:
-    """Draw the figure that the plan names, by default to ``figures/`` in the records' folder."""
+    """Draw the figure that the plan names, by default to ``figures/`` in the records' folder.
+
+    Of results that are kept in a file, by default to the current folder.
+    """
     name, kind = records.plan.name, records.plan.figure
     if kind not in FIGURES:
         raise RecordError(
             f"the plan in {str(records.folder)!r} has the figure {kind!r}; "
             f"there is {', '.join(FIGURES)}"
         )
-    target = records.folder / "figures" / f"{name}.png" if out is None else Path(out)
-    return FIGURES[kind](records, target)
+    folder = Path() if records.folder.is_file() else records.folder / "figures"
+    return FIGURES[kind](records, folder / f"{name}.png" if out is None else Path(out))

@@ -116,18 +116,29 @@ def _kept(plan: Plan, run: RunRecord) -> Kept:
         **{name: start.get(name) for name in ("device", "versions", "parameters", "data")},
         "config": to_json(config),
         "curve": _columns(evaluations, _CURVE)
-        | {"training": _columns(run.training, ("epoch", "loss", "lr"))},
+        | {"training": _columns(run.training, ("epoch", "loss", "lr"))}
+        | ({"exponents": [_exponents(law) for law in run.power_law]} if run.power_law else {}),
     }
     return _read(line, where)
 
 
 def _columns(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Of six digits, which no curve needs more of."""
+    return {name: [_short(event.get(name)) for event in events] for name in names}
 
-    def short(value: Any) -> Any:
-        return float(f"{value:.6g}") if isinstance(value, float) else value
 
-    return {name: [short(event.get(name)) for event in events] for name in names}
+def _exponents(law: Mapping[str, Any]) -> Line:
+    """A measurement of all blocks, without what the exponents were computed from."""
+    told = ("exponent", "low", "high")
+    blocks = {
+        name: {key: _short(block[key]) for key in told} for name, block in law["blocks"].items()
+    }
+    place = {key: law[key] for key in ("step", "epoch", "radius", "factor", "directions")}
+    return {**place, "blocks": blocks}
+
+
+def _short(value: Any) -> Any:
+    """Six digits, which no curve needs more of."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def check_alike(lines: Iterable[Kept]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.plan import experiment_plan
+from aliceopt.lab.plan import experiment_plan, settings_of
 from aliceopt.lab.records import RecordError, Records, RunRecord
 from aliceopt.lab.results.kept import Kept, check_alike, read_kept
 from aliceopt.lab.results.kept_compare import as_filed
@@ -39,10 +39,10 @@ def kept_records(path: Path, name: str, scale: str) -> Records:
         check=False,
     )
     kept = {(line.method, line.seed): line for line in mine}
-    order = {key: i for i, key in enumerate(experiment_plan(name, scale, read=False).methods)}
+    order = list(settings_of(name, scale)["methods"])
+    methods = sorted(plan.methods, key=lambda key: order.index(key.partition("@")[0]))
     planned = [run for run in plan.runs if (run.method, run.seed) in kept]
-    ordered = sorted(plan.methods, key=lambda key: order.get(key.partition("@")[0], len(order)))
-    plan = replace(plan, runs=planned, methods={key: plan.methods[key] for key in ordered})
+    plan = replace(plan, runs=planned, methods={key: plan.methods[key] for key in methods})
     return Records(path, plan, [_record(kept[run.method, run.seed]) for run in planned])
 
 
