@@ -49,13 +49,14 @@ def seeds_of(seeds: str | None) -> int | list[int] | None:
     """
     if seeds is None:
         return None
-    try:
-        which = [int(part) for part in seeds.split(",") if part.strip()]
-    except ValueError:
+    parts = [part.strip() for part in seeds.split(",") if part.strip()]
+    named = "," in seeds
+    if not parts or not all(part.isdecimal() and (named or int(part)) for part in parts):
         raise ValueError(
             f"--seeds takes how many, like 3, or which by commas, like 0,4; got {seeds!r}"
-        ) from None
-    return which if "," in seeds else which[0] if which else []
+        )
+    which = [int(part) for part in parts]
+    return which if named else which[0]
 
 
 def run(
