@@ -191,6 +191,28 @@ def test_the_smallest_text_still_serves_every_offset():
     assert last == 13
 
 
+@pytest.mark.parametrize(
+    "split",
+    [
+        Tokens(torch.arange(100), 2, 8),
+        Tokens(torch.arange(100, dtype=torch.int32), 1, 8),
+        Arrays(torch.rand(5, 1, 2, 2), torch.arange(5), 2),
+        Arrays(torch.full((5, 1, 2, 2), 255.0), torch.arange(5), 2, prepare=unit_floats),
+    ],
+)
+def test_a_model_that_writes_to_its_inputs_does_not_change_the_data(split):
+    """Neither in order nor in training; two rounds give the same."""
+    before = [[x.clone() for x in pair] for pair in split.in_order()]
+    trained = split.batch(0, 0, 0)[0].clone()
+    for inputs, _ in [*split.in_order(), split.batch(0, 0, 0)]:
+        inputs.zero_()
+    for (x, y), (inputs, targets) in zip(before, split.in_order(), strict=True):
+        assert torch.equal(x, inputs)
+        assert torch.equal(y, targets)
+        assert inputs.is_contiguous()
+    assert torch.equal(trained, split.batch(0, 0, 0)[0])
+
+
 def test_bytes_stay_bytes_in_memory():
     """A text of 256 kinds of tokens takes one byte a token until it is served."""
     split = Tokens(torch.arange(200, dtype=torch.uint8), 2, 10)

@@ -19,14 +19,14 @@ def found() -> Findings:
 
 def test_the_figure_shows_what_the_page_says(found):
     """Slopes 1 and 2, a layer below its bound when fresh, above it when trained or far away."""
-    law, small = found.law, slice(2, 7)  # 4e-4 to 6.4e-3
-    assert relu_network.slope(RADII[small], law.relu.hidden_second[small]) == pytest.approx(
+    small = slice(2, 7)  # 4e-4 to 6.4e-3
+    assert relu_network.slope(RADII[small], found.relu.hidden_second[small]) == pytest.approx(
         1, abs=0.25
     )
-    assert relu_network.slope(RADII[small], law.gelu.hidden_one_sided[small]) == pytest.approx(
+    assert relu_network.slope(RADII[small], found.gelu.hidden_one_sided[small]) == pytest.approx(
         2, abs=0.02
     )
-    assert relu_network.slope(RADII[small], law.relu.output_one_sided[small]) == pytest.approx(
+    assert relu_network.slope(RADII[small], found.relu.output_one_sided[small]) == pytest.approx(
         2, abs=0.02
     )
     assert max(found.fresh.ratio[:8]) < 1 < found.fresh.ratio[-1]

@@ -78,4 +78,4 @@ def unit_floats(images: Tensor) -> Tensor:
     A product with 1/255, not a quotient: CUDA divides by a constant through its reciprocal and the
     CPU does not, and batches must not depend on the device. 255 still becomes exactly 1.
     """
-    return images.to(torch.float32).mul_(1 / 255)
+    return images.to(torch.float32).mul(1 / 255)

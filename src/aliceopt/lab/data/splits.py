@@ -228,8 +228,9 @@ class Tokens(_Shuffled):
 
 
 def _shifted(windows: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies always, not views of the text: a model may write to its inputs."""
     windows = windows.long()
-    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+    return windows[:, :-1].clone(), windows[:, 1:].clone()
 
 
 class Items(_Shuffled):

@@ -42,18 +42,6 @@ _LIMIT: dict[str, Any] = {"color": style.BLACK, "lw": 1.0}
 
 
 @dataclass(frozen=True)
-class PowerLaw:
-    """Mean squared gradient changes of fresh networks at each radius, summed over a layer.
-
-    ``predicted`` is what Theorem 1 foresees for the second difference of the hidden layer.
-    """
-
-    relu: NetworkVariation
-    gelu: NetworkVariation
-    predicted: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class BoundCheck:
     """Variation against ``R |d|`` at each radius, for one set of networks.
 
@@ -69,29 +57,21 @@ class BoundCheck:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything the figure shows; ``following`` has a threshold of `REACH` radii."""
+    """Everything the figure shows.
 
-    law: PowerLaw
+    ``relu`` and ``gelu`` are mean squared gradient changes of fresh networks at each radius, summed
+    over a layer, and ``predicted`` what Theorem 1 foresees for the second difference of the hidden
+    layer. ``following`` is the ratio where the threshold is `REACH` radii.
+    """
+
+    relu: NetworkVariation
+    gelu: NetworkVariation
+    predicted: tuple[float, ...]
     fresh: BoundCheck
     trained: BoundCheck
     following: tuple[float, ...]
     fresh_density: tuple[float, ...]
     trained_density: tuple[float, ...]
-
-
-def power_law(seed: int, draws: int) -> PowerLaw:
-    """Gradient variations of ``draws`` fresh networks and of their GELU twins."""
-
-    def generator() -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
-
-    networks = relu_network.sample_networks(draws, generator())
-    expected = relu_network.compare(networks, 1e-4).expected.sum(1).mean().item() / 1e-4
-    return PowerLaw(
-        relu=relu_network.measure(generator(), draws=draws, radii=RADII),
-        gelu=relu_network.measure(generator(), draws=draws, radii=RADII, activation=nn.GELU),
-        predicted=tuple(radius * expected / 2 for radius in RADII),
-    )
 
 
 def unit_bound(networks: Networks, threshold: float = THRESHOLD) -> Tensor:
@@ -150,8 +130,16 @@ def find(seed: int = 0, draws: int = 60) -> Findings:
     generator = torch.Generator().manual_seed(seed + 1)
     fresh = relu_network.sample_networks(max(2, draws // 5), generator)
     trained = relu_network.train(fresh)
+
+    def again() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    networks = relu_network.sample_networks(draws, again())
+    expected = relu_network.compare(networks, 1e-4).expected.sum(1).mean().item() / 1e-4
     return Findings(
-        law=power_law(seed, draws),
+        relu=relu_network.measure(again(), draws=draws, radii=RADII),
+        gelu=relu_network.measure(again(), draws=draws, radii=RADII, activation=nn.GELU),
+        predicted=tuple(radius * expected / 2 for radius in RADII),
         fresh=check_bound(fresh, generator),
         trained=check_bound(trained, generator),
         following=following_ratio(trained, generator),
@@ -177,19 +165,19 @@ def draw_theorem1(path: str | os.PathLike[str], *, seed: int = 0, draws: int = 6
             [["law", "law"], ["ratio", "ratio"], ["share", "density"]],
             height_ratios=[1.25, 1.1, 1.0],
         )
-        _draw_law(mosaic["law"], found.law)
+        _draw_law(mosaic["law"], found)
         _draw_ratio(mosaic["ratio"], found)
         _draw_share(mosaic["share"], found)
         _draw_density(mosaic["density"], found)
     return style.save(figure, target)
 
 
-def _draw_law(axes: Axes, law: PowerLaw) -> None:
-    relu, gelu = law.relu, law.gelu
+def _draw_law(axes: Axes, found: Findings) -> None:
+    relu, gelu = found.relu, found.gelu
     hidden = {**_FRESH, "mfc": "white", "ls": "--"}
     axes.loglog(RADII, relu.hidden_one_sided, label="hidden layer, one side", **hidden)
     axes.loglog(RADII, relu.hidden_second, label="hidden layer, second difference", **_FRESH)
-    axes.loglog(RADII, law.predicted, label="the same, predicted by Theorem 1", **_LIMIT)
+    axes.loglog(RADII, found.predicted, label="the same, predicted by Theorem 1", **_LIMIT)
     axes.loglog(RADII, gelu.hidden_one_sided, label="hidden layer with GELU, one side", **_GELU)
     axes.loglog(RADII, relu.output_one_sided, label="output layer, one side", **_OUTPUT)
     _draw_guide(axes, 1, start=12 * relu.hidden_one_sided[0])
