@@ -87,16 +87,15 @@ def _differences(
     places = max(1, decimals(median(abs(c.gain) for _, _, c in named) / 2))
     rows = []
     for method, label, c in named:
-        ends = [] if c.low is None or c.high is None else [c.low, c.high]
-        low, high = [axis.at(scale.on_axis(end)) for end in ends] or (None, None)
+        low, high = [axis.at(scale.on_axis(end)) for end in c.ends] or (None, None)
         mean = scale.number(c.gain, places)
-        interval = " to ".join(scale.number(end, places) for end in ends)
+        interval = " to ".join(scale.number(end, places) for end in c.ends)
         rows.append(
             Strip(
                 method=method,
                 label=label,
                 family=plan.methods[method].family if method else "",
-                text=f"{mean} ({interval})" if ends else mean,
+                text=f"{mean} ({interval})" if c.ends else mean,
                 dots=[axis.at(scale.on_axis(d)) for d in c.differences],
                 middle=axis.at(scale.on_axis(c.gain)),
                 low=low,

@@ -7,16 +7,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from aliceopt.lab.records import RunRecord
+from aliceopt.lab.results import numbers
 from aliceopt.lab.results.comparisons import Comparison
 from aliceopt.lab.results.deviations import STEP_NAMES, combination
-from aliceopt.lab.results.numbers import (
-    NONE,
-    decimals,
-    show_count,
-    show_rate,
-    show_seconds,
-    show_value,
-)
 from aliceopt.lab.results.summary import (
     Summary,
     best_of_families,
@@ -61,21 +54,21 @@ def _number(value: Any, show: Callable[[Any], str]) -> Cell:
 def method_table(plan: Plan, summary: Summary) -> Table:
     """Results and costs by method; the best median of each family stands out."""
     best = {s.method for s in best_of_families(plan, summary).values()}
-    result = partial(show_value, metric=plan.metric)
+    result = partial(numbers.show_value, metric=plan.metric)
     heads = ["Method", "Rate", "Min", "Median", "Max", *(["Paper's median"] if plan.paper else [])]
     heads += ["Gradients", "Time", "Gradients to target", "Time to target", "Reached target"]
     rows = []
     for s in summary.methods:
-        cells = [_number(plan.methods[s.method].lr, show_rate)]
+        cells = [_number(plan.methods[s.method].lr, numbers.show_rate)]
         cells += [_number(value, result) for value in (s.low, s.median, s.high)]
         if plan.paper:
             theirs = plan.paper.get(s.method)
             cells.append(_number(theirs[len(theirs) // 2] if theirs else None, result))
         cells += [
-            _number(s.gradients, show_count),
-            _number(s.seconds, show_seconds),
-            _number(s.to_target_gradients, show_count),
-            _number(s.to_target_seconds, show_seconds),
+            _number(s.gradients, numbers.show_count),
+            _number(s.seconds, numbers.show_seconds),
+            _number(s.to_target_gradients, numbers.show_count),
+            _number(s.to_target_seconds, numbers.show_seconds),
             Cell(f"{s.reached} of {s.judged}", float(s.reached), number=True),
             Cell(describe_finished(s)),
         ]
@@ -87,9 +80,9 @@ def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
     """Every comparison with its interval, corrected p-value and verdict."""
     rows = []
     for c in comparisons:
-        places = 3 if c.low is None or c.high is None else decimals((c.high - c.low) / 2) + 1
         told = c.turned if c.scale.ratio else c  # of losses the first's over the second's
-        ends = [c.scale.number(end, places) for end in (told.low, told.high) if end is not None]
+        places = numbers.decimals((told.ends[1] - told.ends[0]) / 2) + 1 if told.ends else 3
+        interval = " to ".join(c.scale.number(end, places) for end in told.ends)
         if c.question == "steps":
             name = f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
         else:
@@ -99,19 +92,19 @@ def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
         cells = [
             _number(c.seeds, str),
             Cell(c.scale.number(told.gain, places), told.gain, number=True),
-            Cell(" to ".join(ends) or NONE, told.low, number=True),
+            Cell(interval or numbers.NONE, told.low, number=True),
             _number(c.corrected_p, _p),
             Cell(c.verdict),
         ]
         rows.append(Row(name, cells, best=c.verdict in ("better", "worse")))
-    gain = comparisons[0].scale.head if comparisons else ""
+    gain = "Ratio" if comparisons and comparisons[0].scale.ratio else "Mean gain"
     heads = ["First compared to second", "Seeds", gain, "95% interval", "Corrected p"]
     return Table("Comparisons", [*heads, " Verdict on the first"], rows)
 
 
 def _p(value: float | None) -> str:
     if value is None:
-        return NONE
+        return numbers.NONE
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -122,14 +115,14 @@ def settings_table(plan: Plan) -> Table:
     for method, about in plan.methods.items():
         left_out = ("terms", "step", "lr")
         options = {k: _plain(v) for k, v in about.options.items() if k not in left_out}
-        cells = [_number(about.lr, show_rate)]
+        cells = [_number(about.lr, numbers.show_rate)]
         if chosen:
             mine = chosen.get(method)
-            rates = ", ".join(show_rate(one.lr) for one in mine.tried) if mine else ""
+            rates = ", ".join(numbers.show_rate(one.lr) for one in mine.tried) if mine else ""
             cells.append(Cell(f"{rates} (at the edge)" if mine and mine.edge else rates))
         cells += [
-            Cell(about.terms or NONE),
-            Cell(about.step or NONE),
+            Cell(about.terms or numbers.NONE),
+            Cell(about.step or numbers.NONE),
             Cell(", ".join(f"{k} {v}" for k, v in options.items()) or "defaults", wrap=True),
         ]
         rows.append(Row(about.label, cells, about.family))
@@ -146,7 +139,7 @@ def _plain(value: Any) -> str:
 def run_table(plan: Plan, runs: Sequence[RunRecord]) -> Table:
     """Every planned run, whatever became of it."""
     rows = []
-    result = partial(show_value, metric=plan.metric)
+    result = partial(numbers.show_value, metric=plan.metric)
     for run in runs:
         begun = run.status != "missing"
         cells = [
@@ -154,8 +147,8 @@ def run_table(plan: Plan, runs: Sequence[RunRecord]) -> Table:
             Cell(outcome(run)),
             _number(run.final, result),
             _number((run.end or {}).get("best"), result),
-            _number(run.gradients if begun else None, show_count),
-            _number(run.seconds if begun else None, show_seconds),
+            _number(run.gradients if begun else None, numbers.show_count),
+            _number(run.seconds if begun else None, numbers.show_seconds),
             Cell(reason(run), wrap=True),
         ]
         rows.append(Row(run.label, cells, plan.methods[run.method].family))

@@ -67,6 +67,11 @@ class Comparison:
         return len(self.differences)
 
     @property
+    def ends(self) -> tuple[float, ...]:
+        """Of the interval; empty where there is none."""
+        return () if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
     def turned(self) -> Comparison:
         """The second against the first."""
         differences = tuple(-difference for difference in self.differences)
@@ -137,11 +142,11 @@ class _Results:
         question: Question,
         names: tuple[str, str],
         gains: Iterable[float],
-        behind: tuple[Sequence[float], Sequence[float]],
+        first: Sequence[float],
+        second: Sequence[float],
         step: str | None = None,
     ) -> Comparison:
-        """A comparison by its gains and by the results that are ``behind`` them."""
-        first, second = behind
+        """A comparison by its gains and by the results behind them."""
         apart = max(first) < min(second) or max(second) < min(first)
         grain = self.scale.grain(self._step, [*first, *second])
         return Comparison(question, *names, step, tuple(gains), self.scale, apart, grain)
@@ -151,8 +156,7 @@ class _Results:
         if found := self.gains(first, second):
             mine, other = ([self.values[m][seed] for seed in found] for m in (first, second))
             step = self.plan.methods[first].step if question == "terms" else None
-            names = first, second
-            yield self.compared(question, names, found.values(), (mine, other), step)
+            yield self.compared(question, (first, second), found.values(), mine, other, step)
 
 
 def complete_block(values: Values) -> tuple[list[str], list[int]]:
@@ -235,7 +239,7 @@ def _terms_and_steps(results: _Results) -> Iterator[Comparison]:
             [results.values[grid[terms, step]][seed] for terms in members for seed in seeds]
             for step in ("naq", "full")
         )
-        yield results.compared("steps", ("naq", "full"), means, (naq, full))
+        yield results.compared("steps", ("naq", "full"), means, naq, full)
 
 
 # ---- in words ----------------------------------------------------------------------------------
@@ -250,8 +254,8 @@ def difference(c: Comparison, summary: Summary) -> str:
     """
     if c.gain == 0 or c.verdict == "no difference seen":
         return missed([c], summary)
-    if c.verdict in ("better", "worse") and c.low is not None and c.high is not None:
-        return c.scale.said(c.gain, c.low, c.high)
+    if c.verdict in ("better", "worse"):
+        return c.scale.said(c.gain, *c.ends)
     return f"{c.scale.said(c.gain)}, which {counted(c.seeds, 'seed')} cannot establish"
 
 
@@ -264,14 +268,15 @@ def missed(unseen: Sequence[Comparison], summary: Summary) -> str:
         return "equal"
     if any(says_nothing(c, summary) for c in unseen):
         return f"{counted(min(c.seeds for c in unseen), 'seed')} are too few to tell"
-    reach = max(abs(end or 0.0) for c in unseen for end in (c.low, c.high))
+    reach = max(abs(end) for c in unseen for end in c.ends)
     return f"no difference larger than {unseen[0].scale.size(reach)}"
 
 
 def says_nothing(c: Comparison, summary: Summary) -> bool:
     """Whether the interval reaches further than all results together."""
-    if c.low is None or c.high is None:
+    if not c.ends:
         return False
     lows = [s.low for s in summary.methods if s.low is not None]
     highs = [s.high for s in summary.methods if s.high is not None]
-    return (c.high - c.low) / 2 > abs(c.scale.gain(max(highs), min(lows))) > 0
+    low, high = c.ends
+    return (high - low) / 2 > abs(c.scale.gain(max(highs), min(lows))) > 0

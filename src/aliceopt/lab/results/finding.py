@@ -238,8 +238,9 @@ def _limits(plan: Plan, runs: Sequence[RunRecord], comparisons: Sequence[Compari
             )
     tested = [c for c in comparisons if c.corrected_p is not None]
     if tested:
+        what = "Ratios" if tested[0].scale.ratio else "Differences"
         tests = counted(len(tested), "test")
-        said.append(f"{tested[0].scale.noun} are paired by seed; {tests}, Holm-corrected.")
+        said.append(f"{what} are paired by seed; {tests}, Holm-corrected.")
     if deviations.is_generated(plan, runs):
         said.append("The data were generated and say nothing about the real set.")
     return said

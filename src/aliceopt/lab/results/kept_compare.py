@@ -18,16 +18,8 @@ from typing import Any
 
 from aliceopt.lab.plan import PlanError, experiment_plan
 from aliceopt.lab.records import RecordError
+from aliceopt.lab.results import numbers
 from aliceopt.lab.results.kept import Kept, check_alike, mean_seconds, read_kept
-from aliceopt.lab.results.numbers import (
-    MINUS,
-    NONE,
-    decimals,
-    show_count,
-    show_seconds,
-    show_share,
-    signed,
-)
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.spec import Run
 from aliceopt.lab.study import TUNING_SEED
@@ -65,15 +57,15 @@ class Compared:
     def cells(self) -> tuple[str, ...]:
         """The row of a table, below `HEAD`."""
         finals = self.finals
-        seeds = show_share(len(finals), len(self.runs))
+        seeds = numbers.show_share(len(finals), len(self.runs))
         return (
             self.label,
             f"{self.rate:g}{' (edge)' if self.at_edge else ''}",
             f"{seeds} (tuning)" if self.tuning_only else seeds,
-            signed(fmean(finals), PLACES[self.metric]) if finals else "diverged",
+            numbers.signed(fmean(finals), PLACES[self.metric]) if finals else "diverged",
             difference(self.paired, self.metric),
-            show_count(fmean(line.gradients for line in self.runs.values())),
-            show_seconds(mean_seconds(self.runs.values())),
+            numbers.show_count(fmean(line.gradients for line in self.runs.values())),
+            numbers.show_seconds(mean_seconds(self.runs.values())),
         )
 
 
@@ -87,13 +79,13 @@ def difference(paired: Paired | None, metric: str, level: float = ALPHA) -> str:
     ('+0.20 \u00b1 1.27', '+0.10')
     """
     if paired is None:
-        return NONE
+        return numbers.NONE
     places, half = PLACES[metric], None
     if len(paired.differences) > 1:
         half = paired.half_width(level)
-        places = max(places, decimals(half))
-    mean = signed(paired.mean, places)
-    said = mean if mean.startswith(MINUS) else f"+{mean}"
+        places = max(places, numbers.decimals(half))
+    mean = numbers.signed(paired.mean, places)
+    said = mean if mean.startswith(numbers.MINUS) else f"+{mean}"
     return said if half is None else f"{said} \u00b1 {half:.{places}f}"
 
 

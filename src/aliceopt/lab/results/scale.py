@@ -95,22 +95,12 @@ class Scale:
         return f"{signed(percent, decimals(percent / 2))}% in {self.metric}"
 
     @property
-    def head(self) -> str:
-        """Of a table's column of means."""
-        return "Ratio" if self.ratio else "Mean gain"
-
-    @property
     def note(self) -> str:
         """What a table's numbers are."""
         if self.ratio:
             return f"Ratios of {self.metric}, the first to the second; below 1 is better."
         units = "points" if self.metric == "accuracy" else f"units of {self.metric}"
         return f"In {units}; a positive gain is better."
-
-    @property
-    def noun(self) -> str:
-        """What is taken of two results."""
-        return "Ratios" if self.ratio else "Differences"
 
 
 def scale_of(plan: Plan, results: Iterable[float]) -> Scale:

@@ -19,16 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from aliceopt.lab.records import RecordError, Records, RunRecord
-from aliceopt.lab.results import deviations
+from aliceopt.lab.results import deviations, numbers
 from aliceopt.lab.results.finding import find
-from aliceopt.lab.results.numbers import (
-    NONE,
-    show_count,
-    show_rate,
-    show_seconds,
-    show_share,
-    show_value,
-)
 from aliceopt.lab.results.summary import (
     Summary,
     best_method,
@@ -58,7 +50,7 @@ def print_summary(plan: Plan, runs: Sequence[RunRecord], console: Console) -> No
     console.print(_summary_table(plan, summary, wide=console.width >= _WIDER))
     console.print(Text(deviations.precision_note(plan, runs)), style="dim")
     if summary.target is not None:
-        value = show_value(summary.target.value, metric)
+        value = numbers.show_value(summary.target.value, metric)
         console.print(Text(f"Target: {metric} {value}, {summary.target.rule}."), style="dim")
     finding = find(plan, runs, summary)
     console.print(Padding(Text(finding.decision, style="bold"), (1, 0)))
@@ -89,12 +81,12 @@ def _summary_table(plan: Plan, summary: Summary, *, wide: bool) -> Table:
         whole = wide or s.finished == total
         table.add_row(
             Text(s.label if whole else f"{s.label} ({s.finished} of {total})"),
-            show_rate(plan.methods[s.method].lr),
-            *(show_value(v, plan.metric) for v in (s.low, s.median, s.high)),
-            show_count(s.gradients),
-            show_seconds(s.seconds),
-            *([show_count(s.to_target_gradients)] if wide else []),
-            show_seconds(s.to_target_seconds),
+            numbers.show_rate(plan.methods[s.method].lr),
+            *(numbers.show_value(v, plan.metric) for v in (s.low, s.median, s.high)),
+            numbers.show_count(s.gradients),
+            numbers.show_seconds(s.seconds),
+            *([numbers.show_count(s.to_target_gradients)] if wide else []),
+            numbers.show_seconds(s.to_target_seconds),
             *([describe_finished(s)] if wide else []),
             style="bold" if best is not None and s.method == best.method else "",
         )
@@ -168,6 +160,8 @@ def unique_labels(plan: Plan) -> dict[str, str]:
         sharing.setdefault(method.label, {})[key] = method.options
     labels = {key: method.label for key, method in plan.methods.items()}
     for label, options in sharing.items():
+        if len(options) == 1:
+            continue
         names = dict.fromkeys(name for mine in options.values() for name in mine)
         pairs = list(pairwise(options.values()))
         differ = [n for n in names if any(a.get(n) != b.get(n) for a, b in pairs)]
@@ -176,7 +170,7 @@ def unique_labels(plan: Plan) -> dict[str, str]:
             for key, mine in options.items()
         }
         times = Counter(said.values())
-        for key, text in said.items() if len(options) > 1 else ():
+        for key, text in said.items():
             labels[key] = f"{label}, {text if text and times[text] == 1 else key}"
     return labels
 
@@ -267,8 +261,8 @@ def method_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
         ours = _triple(row["ours"], 2 if metric == "accuracy" else None)
         places = [len(f"{v:g}".partition(".")[2]) for v in row["paper"] or ()]
         paper = _triple(row["paper"], max(places, default=0))  # as many decimals as it has
-        seeds = show_share(row["finished"], row["planned"])
-        costs = show_count(row["gradients"]), show_seconds(row["seconds"])
+        seeds = numbers.show_share(row["finished"], row["planned"])
+        costs = numbers.show_count(row["gradients"]), numbers.show_seconds(row["seconds"])
         lines.append([row["label"], ours, paper, seeds, *costs])
     return lines
 
@@ -276,7 +270,7 @@ def method_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
 def _triple(values: Sequence[float] | None, places: int | None) -> str:
     """``93.23 / 93.41 / 93.73``, all with the same decimals: four digits unless told."""
     if values is None:
-        return NONE
+        return numbers.NONE
     if places is None:
         size = abs(values[1]) or 1.0
         places = min(6, max(0, 3 - math.floor(math.log10(size))))
@@ -295,7 +289,7 @@ def _block_table(rows: Sequence[Row]) -> Table:
 
 def _law(moment: Row) -> str:
     if moment["exponent"] is None:
-        return NONE
+        return numbers.NONE
     text = f"{moment['exponent']:.2f}"
     if moment["low"] is None or moment["high"] is None:
         return text
