@@ -11,7 +11,7 @@ import typer
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both
 from aliceopt.cli.lab import seeds_of, split_names
-from aliceopt.cli.refusal import needs_lab, refuse, say
+from aliceopt.cli.refusal import say, told
 
 if TYPE_CHECKING:
     from aliceopt.lab.compression import Ask
@@ -85,7 +85,7 @@ def compress(
     from aliceopt.lab.network import check_same, problem_name, problem_run
     from aliceopt.lab.plan import EXPERIMENTS
 
-    with carry_out.told(refuse, needs_lab):
+    with told():
         from aliceopt.lab.report.compression import write_compression_report
         from aliceopt.lab.results.compression_table import asked_tables, print_tables
         from aliceopt.lab.terminal import stdout_console

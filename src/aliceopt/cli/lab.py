@@ -13,7 +13,7 @@ import typer
 from aliceopt import __version__
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear, default_folder, experiment_records
-from aliceopt.cli.refusal import needs_lab, refuse, say
+from aliceopt.cli.refusal import needs_lab, refuse, say, told
 
 if TYPE_CHECKING:
     from aliceopt.lab.records import Records
@@ -124,7 +124,7 @@ def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: fl
     from aliceopt.lab.plan import experiment_plan, settings_of
 
     folder = default_folder(name, scale) if out is None else out
-    with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
+    with told(), contextlib.ExitStack() as stack:
         settings_of(name, scale)  # refuses a name or scale that there is not
         carry_out.check_launcher(*asked.by_whom)
         if not asked.dry_run:
@@ -184,7 +184,7 @@ def table(
     from aliceopt.lab.results.table import experiment_table
     from aliceopt.lab.writing import writing
 
-    with carry_out.told(refuse, needs_lab):
+    with told():
         found = experiment_records(experiment, scale, records)
         carry_out.print_experiment(found)
         if json_file is not None:

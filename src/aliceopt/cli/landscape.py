@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.cli import options
-from aliceopt.cli.refusal import needs_lab, refuse, say
+from aliceopt.cli.refusal import say, told
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def landscape(
     from aliceopt.lab.terminal import stdout_console
 
     folder = Path("runs") / f"landscape-{_name(source)}" if out is None else out
-    with carry_out.told(refuse, needs_lab), locked(folder):
+    with told(), locked(folder):
         _check(preset, batches, twin, train_twin)
         asked = Asked(
             preset=PRESETS[preset],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NoReturn
 
 INSTALL = 'pip install "aliceopt[lab]"'
@@ -27,3 +29,16 @@ def refuse(message: object, status: int = 2) -> NoReturn:
 def needs_lab(module: str | None) -> str:
     """What to install when a package is missing."""
     return f"this command needs {module or 'a package'}, which is not installed: {INSTALL}"
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Errors that a user can cause become one sentence."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        refuse(needs_lab(error.name))
+    except ValueError as error:
+        refuse(error)
+    except OSError as error:
+        refuse(f"{error.strerror}: {error.filename!r}" if error.filename else error)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aliceopt.cli.options import KEPT
-from aliceopt.cli.refusal import needs_lab, refuse, say
+from aliceopt.cli.refusal import say, told
 
 app = typer.Typer(
     name="results",
@@ -42,12 +42,11 @@ def add_(
     also if it was made again with the same results; one that is kept with other
     numbers is refused.
     """
-    from aliceopt.lab import carry_out
     from aliceopt.lab.compression_records import read_folder
     from aliceopt.lab.results import kept, kept_compression
     from aliceopt.lab.words import counted
 
-    with carry_out.told(refuse, needs_lab):
+    with told():
         if not source.exists():
             raise ValueError(f"there is no {str(source)!r}")
         pruned = source.name.startswith(kept_compression.PREFIX) or bool(read_folder(source))
@@ -78,11 +77,10 @@ def show(
     results: From = KEPT,
 ) -> None:
     """Print means over seeds, with gradients, seconds and precision."""
-    from aliceopt.lab import carry_out
     from aliceopt.lab.results.kept_table import print_kept
     from aliceopt.lab.terminal import stdout_console
 
-    with carry_out.told(refuse, needs_lab):
+    with told():
         print_kept(results, experiment, stdout_console())
 
 
@@ -96,11 +94,10 @@ def compare(
     results: From = KEPT,
 ) -> None:
     """Compare methods, each at the rate that was best at the tuning seed, over the other seeds."""
-    from aliceopt.lab import carry_out
     from aliceopt.lab.results.kept_compare import HEAD, compare_kept
     from aliceopt.lab.terminal import new_table, stdout_console
 
-    with carry_out.told(refuse, needs_lab):
+    with told():
         table = new_table(*HEAD)
         for row in compare_kept(results, experiment, scale, to):
             table.add_row(*row.cells())
@@ -119,11 +116,10 @@ def fill(
     results: From = KEPT,
 ) -> None:
     """Write the kept results into pages, where a comment says which belong there."""
-    from aliceopt.lab import carry_out
     from aliceopt.lab.results.pages import fill as filled
     from aliceopt.lab.writing import replacing
 
-    with carry_out.told(refuse, needs_lab):
+    with told():
         texts = {page: page.read_text(encoding="utf-8") for page in pages}
         new = {page: filled(text, results) for page, text in texts.items()}
         for page, text in new.items():
@@ -145,11 +141,10 @@ def draw(
 ) -> None:
     """Draw the final metric against the learning rate, for every method that was tried at some."""
     from aliceopt.cli.lab import split_names
-    from aliceopt.lab import carry_out
     from aliceopt.lab.results.kept import read_kept
     from aliceopt.lab.results.kept_compare import as_filed
 
-    with carry_out.told(refuse, needs_lab):
+    with told():
         from aliceopt.lab.figures.rates import draw_rates
 
         path = results / f"{experiment}.jsonl"

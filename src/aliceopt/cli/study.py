@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear, clear_retuned
 from aliceopt.cli.lab import end, split_names
-from aliceopt.cli.refusal import needs_lab, refuse, say
+from aliceopt.cli.refusal import refuse, say, told
 
 if TYPE_CHECKING:
     from aliceopt.lab.carry_out import How
@@ -54,7 +54,7 @@ def study(
     from aliceopt.lab.study import seconds_of, study_folder, study_plan
 
     folder = study_folder(problem) if out is None else out
-    with carry_out.told(refuse, needs_lab), contextlib.ExitStack() as stack:
+    with told(), contextlib.ExitStack() as stack:
         carry_out.check_launcher(launcher, device, workers)
         if not dry_run:
             stack.enter_context(locked(folder))

@@ -8,10 +8,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -30,22 +29,6 @@ from aliceopt.lab.study import Study
 from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.typed import Count, Positive, checked
 from aliceopt.lab.words import counted, rounded
-
-
-@contextlib.contextmanager
-def told(
-    refuse: Callable[[object], NoReturn], needs: Callable[[str | None], str]
-) -> Iterator[None]:
-    """Errors that a user can cause become one sentence."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        refuse(needs(error.name))
-    except ValueError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"{error.strerror}: {error.filename!r}" if error.filename else error)
-
 
 LAUNCHERS = ("local", "ray")
 """Who may be asked to train the runs."""
