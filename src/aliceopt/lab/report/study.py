@@ -141,7 +141,8 @@ def _setting(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> dict[st
     steps = _span([show_count(n) for n in sorted({run.steps for run in plan.runs})]) or "no"
     budget = f"equal {plan.budget}"
     if plan.paces:
-        span = _span([f"{1000 * pace:.3g}" for pace in sorted(plan.paces.values())])
+        ends = min(plan.paces.values()), max(plan.paces.values())
+        span = " to ".join(f"{1000 * pace:.3g}" for pace in ends)
         budget = f"as many as fit into {plan.budget}, by timing a few first ({span} ms a step)"
     schedules = {run.label: run.ran.training.schedule for run in runs if run.ran is not None}
     model = plan.problem.model if isinstance(plan.problem, LabProblem) else {}
