@@ -63,7 +63,7 @@ def print_results(results: Sequence[Result], console: Console) -> None:
             label = (verdict, _STYLES[verdict])
             line = Text.assemble(label, " ", (", ".join(ids), "bold"), f": {reason}")
             console.print(line, soft_wrap=True)
-    console.print(summary(results))
+    console.print(summary(results), soft_wrap=True)
 
 
 def summary(results: Sequence[Result]) -> str:
