@@ -157,7 +157,7 @@ def test_what_cannot_be_swapped_is_said() -> None:
         check_swapped(model)
     used = twin(model)
     used.model(torch.ones(1, 4))
-    assert check_swapped(used.model) == "replaced 1 modules and 5 calls of functions"
+    assert check_swapped(used.model) == "replaced 1 module and 5 calls of functions"
 
 
 def test_a_gelu_twin_of_a_relu_network_is_smooth() -> None:

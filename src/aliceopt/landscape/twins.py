@@ -189,5 +189,7 @@ def check_swapped(model: nn.Module) -> str:
             "neither a module nor a call of torch's functions"
         )
     left = [n for n in _kinked(model) if type(model.get_submodule(n)) is not type(catch.activation)]
-    said = f"replaced {catch.modules} modules and {catch.calls} calls of functions"
+    modules = "1 module" if catch.modules == 1 else f"{catch.modules} modules"
+    calls = "1 call" if catch.calls == 1 else f"{catch.calls} calls"
+    said = f"replaced {modules} and {calls} of functions"
     return said + (f"; kinks are left in {', '.join(left)}" if left else "")
