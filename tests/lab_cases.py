@@ -164,3 +164,18 @@ def tiny(*more: Any) -> Any:
     grid = ("--terms", "none,glass", "--steps", "naq", "--baselines", "adam")
     size = ("--seeds", 2, "--epochs", 1, "--workers", 1, "--device", "cpu")
     return aliceopt("study", *grid, *size, *more)
+
+
+PRUNED = """
+import torch
+from torch import nn
+
+def problem():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 8, generator=random)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    return {"model": model, "loss": nn.functional.cross_entropy, "train": (x, y),
+            "validation": (x, y), "metric": "accuracy", "batch_size": 32}
+"""
+"""A problem whose network is small enough to be pruned in tests."""

@@ -23,24 +23,12 @@ from aliceopt.lab.compressing import _Keeper, calibrate
 from aliceopt.lab.compression import PREDICTED, ROWS, WHOLE, Ask, Result
 from aliceopt.lab.network import network_of, problem_run
 from aliceopt.lab.records import Journal
-
-PROBLEM = """
-import torch
-from torch import nn
-
-def problem():
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(256, 8, generator=random)
-    y = (x[:, 0] * x[:, 1] > 0).long()
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
-    return {"model": model, "loss": nn.functional.cross_entropy, "train": (x, y),
-            "validation": (x, y), "metric": "accuracy", "batch_size": 32}
-"""
+from lab_cases import PRUNED
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    (tmp_path / "small.py").write_text(PROBLEM)
+    (tmp_path / "small.py").write_text(PRUNED)
     return f"{tmp_path / 'small.py'}:problem"
 
 
@@ -192,21 +180,6 @@ def test_layers_of_which_a_kill_left_some_are_made_again(tmp_path, source):
     journal.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])  # all but the last line
     assert compress(source, *asked, "--resume").exit_code == 0
     assert [{**line, "date": ""} for line in records_of(out)] == before
-
-
-def test_lines_of_a_criterion_that_is_no_more_are_left_alone(tmp_path, source):
-    """What an older version has written stays in the journal, and nothing new is taken for it."""
-    out = tmp_path / "out"
-    asked = ["--out", out, "--sparsity", "0.5", "--criteria", "magnitude"]
-    assert compress(source, *asked).exit_code == 0
-    journal = out / "adamw/seed-0/compression.jsonl"
-    old = {**records_of(out)[-1], "criterion": "regression"}
-    with journal.open("a") as file:
-        file.write(json.dumps(old) + "\n")
-    assert "has 1 of these results for seed 0 already" in compress(source, *asked).stderr
-    result = compress(source, *asked, "--overwrite")
-    assert result.exit_code == 0, result.output
-    assert [r["criterion"] for r in records_of(out)] == ["none", "regression", "magnitude"]
 
 
 def records_of_complete(journal: Path) -> list[dict[str, Any]]:
@@ -408,7 +381,7 @@ def test_a_folder_with_another_network_is_refused(tmp_path, source):
     """The same layers, trained on other data, would be pruned as if they were these."""
     asked = ["--out", tmp_path / "out", "--sparsity", "0.5", "--criteria", "magnitude"]
     compress(source, *asked)
-    Path(source.rpartition(":")[0]).write_text(PROBLEM.replace("> 0", "> 0.5"))
+    Path(source.rpartition(":")[0]).write_text(PRUNED.replace("> 0", "> 0.5"))
     result = compress(source, *asked)
     assert result.exit_code == 2
     assert "holds another network: choose another --out" in " ".join(result.stderr.split())

@@ -376,7 +376,9 @@ def test_other_weights_are_checked_first(source: str, seen: tuple[Path, str], tm
     out, _ = seen
     own = out / "adamw" / "seed-0" / "checkpoint.pt"
     torch.save({"0.weight": torch.zeros(1)}, tmp_path / "other.pt")
+    torch.save({"model": [1, 2]}, tmp_path / "list.pt")
     for path, message in (
+        (tmp_path / "list.pt", "list.pt' holds no weights by name, but a list"),
         (own, "has the very weights of the network"),
         (tmp_path / "other.pt", "has no '0.weight' of the model's shape"),
         (tmp_path / "none.pt", "there is no checkpoint"),

@@ -12,7 +12,7 @@ Numbers agree when they differ by at most four standard errors plus the stated t
 
 A claim about training runs, which take hours, is judged by results that were kept of such runs:
 
-    reproduced       they show what the paper says, by more than their 95% interval
+    reproduced       they show what it says, by more than their 95% interval
     not reproduced   they show the contrary of it, by more than that
     cannot tell      neither, or too few are kept; the note says why
 """
@@ -24,7 +24,7 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -32,7 +32,8 @@ __all__ = [
     "DEFAULT_SAMPLES",
     "LEAST_SAMPLES",
     "MOST_SAMPLES",
-    "VERDICTS",
+    "OF_MEASUREMENTS",
+    "OF_TRAINING",
     "Claim",
     "Context",
     "Measurement",
@@ -47,7 +48,8 @@ __all__ = [
 
 Relation = Literal["=", "<=", ">="]
 Verdict = Literal["confirmed", "corrected", "failed", "reproduced", "not reproduced", "cannot tell"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+OF_MEASUREMENTS: tuple[Verdict, ...] = ("confirmed", "corrected", "failed")
+OF_TRAINING: tuple[Verdict, ...] = ("reproduced", "not reproduced", "cannot tell")
 
 STANDARD_ERRORS = 4
 DEFAULT_SAMPLES = 20_000
@@ -200,13 +202,13 @@ def judge(claim: Claim, measurement: Measurement) -> Result:
 
 
 def _settle(claim: Claim, context: Context) -> Result:
-    if claim.training is not None and context.trained is None:
-        return Result(claim, "cannot tell", note="kept results were not looked at")
+    if claim.training is not None:
+        if context.trained is None:
+            return Result(claim, "cannot tell", note="kept results were not looked at")
+        verdict, reason = context.trained(claim.training)  # what it cannot read is no verdict
+        return Result(claim, verdict, note=reason)
+    assert claim.experiment is not None
     try:
-        if claim.training is not None and context.trained is not None:
-            verdict, reason = context.trained(claim.training)
-            return Result(claim, verdict, note=reason)
-        assert claim.experiment is not None
         return judge(claim, claim.experiment(context))
     except Exception as error:  # one broken experiment must not hide the other verdicts
         return Result(

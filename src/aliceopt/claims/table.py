@@ -16,7 +16,7 @@ import torch
 
 import aliceopt
 
-from .registry import VERDICTS, Claim, Context, Measurement, Result, run
+from .registry import OF_MEASUREMENTS, OF_TRAINING, Claim, Context, Measurement, Result, run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,8 +69,8 @@ def print_results(results: Sequence[Result], console: Console) -> None:
 def summary(results: Sequence[Result]) -> str:
     """``N confirmed, N corrected, N failed; N reproduced, N not reproduced, N cannot tell``."""
     counts = Counter(result.verdict for result in results)
-    said = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS]
-    return f"{', '.join(said[:3])}; {', '.join(said[3:])}"
+    kinds = (OF_MEASUREMENTS, OF_TRAINING)
+    return "; ".join(", ".join(f"{counts[v]} {v}" for v in verdicts) for verdicts in kinds)
 
 
 def _why(result: Result) -> str:
@@ -148,7 +148,7 @@ def as_records(results: Sequence[Result], context: Context) -> list[dict[str, An
             "verdict": result.verdict,
             "correction": result.claim.correction if result.verdict == "corrected" else "",
             "note": result.note,
-            "decided_by": getattr(result.claim.training, "experiment", ""),
+            "decided_by": training.experiment if (training := result.claim.training) else "",
             "seed": context.seed,
             "samples": context.samples,
             "versions": versions,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aliceopt.cli.options import KEPT
-from aliceopt.cli.refusal import refuse
+from aliceopt.cli.refusal import refuse, told
 
 
 def claims(
@@ -47,7 +47,8 @@ def claims(
     if json_file is not None:
         _require_writable(json_file)
     context = package.Context(seed, samples, lambda training: judged(training, results))
-    found = table.run_with_progress(chosen, context)
+    with told():
+        found = table.run_with_progress(chosen, context)
     table.print_results(found, stdout_console())
     if json_file is not None:
         records = table.as_records(found, context)

@@ -83,7 +83,7 @@ def compress(
     from aliceopt.lab.compression_records import read_folder
     from aliceopt.lab.lock import locked
     from aliceopt.lab.network import check_same, problem_name, problem_run
-    from aliceopt.lab.plan import EXPERIMENTS
+    from aliceopt.lab.plan import EXPERIMENTS, checked_seeds
 
     with told():
         from aliceopt.lab.report.compression import write_compression_report
@@ -97,8 +97,7 @@ def compress(
         folder = Path("runs") / f"compress-{name}" if out is None else out
         place = carry_out.devices(device)[0]
         with locked(folder):
-            which = seeds_of(seeds)
-            numbers = which if isinstance(which, list) else list(range(which or 1))
+            numbers = checked_seeds(seeds_of(seeds))
             if problem in EXPERIMENTS:
                 data = carry_out.data_root(problem, scale, data, folder)
             how: dict[str, Any] = {"scale": scale, "data": data, "precision": precision}
@@ -148,7 +147,7 @@ def _carry_out(
     runs: list[Run],
     place: str,
     checkpoint: Path | None,
-    told: tuple[str, str],
+    names: tuple[str, str],
     ask: Ask,
 ) -> bool:
     """Make what is missing, seed by seed; False if it was interrupted."""
@@ -162,7 +161,7 @@ def _carry_out(
         with terms_as_interrupts():
             for run in runs:
                 network = network_of(run, folder, torch.device(place), checkpoint)
-                for said in compress_network(network, run, folder, told, ask):
+                for said in compress_network(network, run, folder, names, ask):
                     say(f"seed {run.seed}: {said}")
     except KeyboardInterrupt:
         say("interrupted: what is finished is kept, and the same command with --resume goes on")

@@ -12,6 +12,8 @@ from aliceopt.cli.options import KEPT
 from aliceopt.cli.refusal import say
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, settings_of
 from aliceopt.lab.records import RecordError, Records, read_records, read_runs, run_folder
+from aliceopt.lab.results.kept import read_kept
+from aliceopt.lab.results.kept_compare import as_filed
 from aliceopt.lab.results.kept_records import kept_records
 from aliceopt.lab.spec import Plan
 
@@ -28,10 +30,8 @@ def experiment_records(name: str, scale: str, given: Path | None) -> Records:
     """
     settings_of(name, scale)  # refuses a name or scale that there is not
     folder = default_folder(name, scale) if given is None else given
-    kept = KEPT / f"{name}.jsonl" if given is None else folder
-    if kept.suffix == ".jsonl" and kept.is_file() and not (folder / "plan.json").exists():
-        say(f"kept results: {kept}")
-        return kept_records(kept, name, scale)
+    if given is not None and given.suffix == ".jsonl":
+        return kept_records(given, name, scale)
     if (folder / "plan.json").exists():
         records = read_records(folder)
         if records.plan.name == name:
@@ -39,7 +39,13 @@ def experiment_records(name: str, scale: str, given: Path | None) -> Records:
         raise RecordError(
             f"{str(folder)!r} holds the records of {records.plan.name!r}, not of {name!r}"
         )
-    others = [s for s in SCALES if (default_folder(name, s) / "plan.json").exists()]
+    kept = KEPT / f"{name}.jsonl"
+    scales = {line.scale for line in as_filed(read_kept(kept))}
+    if given is None and scale in scales:
+        say(f"kept results: {kept}")
+        return kept_records(kept, name, scale)
+    ran = {s for s in SCALES if (default_folder(name, s) / "plan.json").exists()}
+    others = [s for s in SCALES if s in scales | ran]
     if given is not None:
         instead = ": it has no plan.json"
     elif others:

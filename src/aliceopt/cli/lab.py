@@ -49,14 +49,13 @@ def seeds_of(seeds: str | None) -> int | list[int] | None:
     """
     if seeds is None:
         return None
-    parts = [part.strip() for part in seeds.split(",") if part.strip()]
-    named = "," in seeds
-    if not parts or not all(part.isdecimal() and (named or int(part)) for part in parts):
+    try:
+        which = [int(part) for part in seeds.split(",") if part.strip()]
+    except ValueError:
         raise ValueError(
             f"--seeds takes how many, like 3, or which by commas, like 0,4; got {seeds!r}"
-        )
-    which = [int(part) for part in parts]
-    return which if named else which[0]
+        ) from None
+    return which if "," in seeds else which[0] if which else []
 
 
 def run(
@@ -80,9 +79,17 @@ def run(
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
     from aliceopt.lab.plan import FAMILIES
 
-    by_whom = launcher, device, workers
     asked = _Asked(
-        seeds, set_, methods, precision, data, by_whom, resume, overwrite, tensorboard, dry_run
+        seeds=seeds,
+        sets=set_,
+        methods=methods,
+        precision=precision,
+        data=data,
+        by_whom=(launcher, device, workers),
+        resume=resume,
+        overwrite=overwrite,
+        tensorboard=tensorboard,
+        dry_run=dry_run,
     )
     names = FAMILIES.get(experiment, (experiment,))
     begun, codes = time.monotonic(), [0]

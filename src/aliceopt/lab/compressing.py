@@ -61,17 +61,17 @@ FINETUNE_RATE = 1e-3
 
 
 def compress_network(
-    network: Network, run: Run, folder: Path, told: tuple[str, str], ask: Ask
+    network: Network, run: Run, folder: Path, names: tuple[str, str], ask: Ask
 ) -> Iterator[str]:
     """Make what is asked for and not recorded yet; a sentence for each that was made.
 
-    ``told`` are the names of the problem and its scale. The best network at every sparsity is kept
+    ``names`` are those of the problem and its scale. The best network at every sparsity is kept
     beside the records.
     """
     there = records.results_of(records.read_folder(folder))
     done = {result.key for result in there if result.seed == run.seed}
     layers = ask.layers if _layers_left(network.model, run, folder, ask) else None
-    said = records.about(*told, run, network)
+    said = records.about(*names, run, network)
     keeper = _Keeper(folder, there)
     path = records.journal_path(folder, run)
     whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
@@ -79,6 +79,7 @@ def compress_network(
         for result, model in compare(network, run.seed, ask, done):
             if result.key != WHOLE:
                 keeper(result, model)
+            del model  # before the next one is copied
             journal.write("pruned", **{**said, **asdict(result)}, date=now())
             journal.synced()
             yield f"{result.criterion} {100 * result.sparsity:g}%: loss {result.loss:.4f}"
@@ -156,6 +157,7 @@ def compare(
             told = network.evaluated(model)
             numbers = told["loss"], told["metric"], *costs, removed
             yield Result(name, sparsity, seed, *numbers, *ask.group), model
+            del model
 
 
 Measured = Sensitivity | dict[str, Tensor] | None

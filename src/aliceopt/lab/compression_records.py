@@ -17,7 +17,7 @@ from typing import Any
 
 from aliceopt.lab.compression import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
 from aliceopt.lab.network import JOURNAL, Network, settings_of
-from aliceopt.lab.records import RecordError, device_name, run_folder, versions
+from aliceopt.lab.records import RecordError, device_name, run_folder, run_paths, versions
 from aliceopt.lab.spec import Run
 from aliceopt.lab.writing import replacing
 
@@ -103,12 +103,7 @@ def forget(folder: Path, run: Run, unwanted: Callable[[Line], bool]) -> None:
 
 def read_folder(folder: Path) -> list[Line]:
     """The lines of all networks of a folder, seed by seed."""
-
-    def place(path: Path) -> tuple[str, int]:
-        return path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
-
-    paths = Path(folder).glob(f"*/seed-*/{JOURNAL}")
-    return [line for path in sorted(paths, key=place) for line in read_lines(path)]
+    return [line for path in run_paths(folder, JOURNAL) for line in read_lines(path)]
 
 
 def read_run(folder: Path, run: Run) -> list[Line]:

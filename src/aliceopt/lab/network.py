@@ -276,7 +276,11 @@ def settings_of(run: Run) -> dict[str, Any]:
 def weights_of(path: Path) -> Mapping[str, Tensor]:
     """The weights of a checkpoint by name."""
     content = _content(path)
-    return dict(content.get("model", content))
+    weights = content.get("model", content)
+    if not isinstance(weights, Mapping):
+        kind = type(weights).__name__
+        raise PlanError(f"{str(path)!r} holds no weights by name, but a {kind}")
+    return weights
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def plan_of(
 
     A method whose key has a rate behind it, like ``adamw@2e-3``, gets that rate.
     """
-    seeds = _seeds(settings["seeds"])
+    seeds = checked_seeds(settings["seeds"])
     described: dict[str, spec.PlannedMethod] = {}
     costs: dict[str, tuple[int, int]] = {}
     for key, method in methods.items():
@@ -230,7 +230,8 @@ def _training(
     return typed.from_json(spec.PlannedTraining, {**train, "batches": batches, **own}, "train")
 
 
-def _seeds(seeds: Any) -> list[int]:
+def checked_seeds(seeds: Any) -> list[int]:
+    """Which they are: so many from 0 on, or those of a list."""
     if not isinstance(seeds, list):
         return list(range(typed.checked(typed.whole(1, 10_000), seeds, "seeds")))
     fine = all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds)

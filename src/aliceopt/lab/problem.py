@@ -97,10 +97,10 @@ class Problem:
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ProblemError(f"batch_size must be a whole number >= 1, got {size!r}")
-        most = size or BATCH_SIZE
+        usual = size or BATCH_SIZE
         try:
-            self.train = data.as_split(self.train, most, name="train", shrink=size is None)
-            self.validation = data.as_split(self.validation, most, name="validation", shrink=True)
+            self.train = data.as_split(self.train, usual, name="train", shrink=size is None)
+            self.validation = data.as_split(self.validation, usual, name="validation", shrink=True)
         except (TypeError, ValueError) as error:
             raise ProblemError(str(error)) from error
         self.measure = _metric(self.metric, self.better)

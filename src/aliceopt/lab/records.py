@@ -106,7 +106,7 @@ class Silent(Journal):
     """The journal of a process that has nothing to record, since another one does."""
 
     def __init__(self) -> None:
-        pass
+        self.mirror = None
 
     def write(self, event: str, **fields: Any) -> None:
         """Nothing."""
@@ -114,6 +114,9 @@ class Silent(Journal):
     def synced(self) -> int:
         """No length."""
         return 0
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
@@ -241,7 +244,8 @@ class RunRecord:
     """One run as its journal tells it.
 
     ``ran`` is what was run, None if it has not begun or another version wrote ``config``.
-    ``final`` is the metric at the end of the schedule, None unless the run finished.
+    ``final`` is the metric at the end of the schedule, None unless the run finished. Seconds of a
+    kept result are NaN if nobody knows them.
     """
 
     method: str
@@ -295,16 +299,25 @@ def read_runs(folder: Path, plan: Plan | None = None) -> list[RunRecord]:
 def read_found(folder: Path) -> list[RunRecord]:
     """Every run that has begun in a folder, by method and seed, whatever its last plan names."""
     runs = []
-    for path in Path(folder).glob("*/seed-*/records.jsonl"):
+    for path in run_paths(folder, "records.jsonl"):
         method, seed = path.parent.parent.name, path.parent.name.removeprefix("seed-")
-        if not seed.isdecimal():
-            continue  # somebody's copy
         run = _read_run(path, RunRecord(method, method, int(seed)))
         if run.status != "missing":
             if run.start:  # else it failed before its first line
                 run.label = run.start["run"].get("label", method)
             runs.append(run)
-    return sorted(runs, key=lambda run: (run.method, run.seed))
+    return runs
+
+
+def run_paths(folder: Path, name: str) -> list[Path]:
+    """The files of this name that runs have in a folder, by method and seed; no copies of runs."""
+
+    def place(path: Path) -> tuple[str, int]:
+        return path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
+
+    found = Path(folder).glob(f"*/seed-*/{name}")
+    ours = [path for path in found if path.parent.name.removeprefix("seed-").isdecimal()]
+    return sorted(ours, key=place)
 
 
 def _read_run(path: Path, run: RunRecord) -> RunRecord:

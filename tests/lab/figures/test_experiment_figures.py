@@ -138,7 +138,7 @@ def check_paper(figure: Figure, label: str, values: list[float]) -> None:
         (
             draw_terms,
             "resnet18-naq",
-            {"a) Full": "full", "b) NAQ": "NAQ", "c) Full steps, \u03bb max 0.0005": "full 0.0005"},
+            {"a) Full": "full", "b) NAQ": "NAQ", "Full steps, \u03bb max 0.0005": "full 0.0005"},
             {
                 "full-glass": "glass, full",
                 "naq-glass-abs": "glass + abs, NAQ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -14,9 +15,9 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.lab.figures.experiment import draw_experiment
 from aliceopt.lab.records import RecordError, read_records
-from aliceopt.lab.results.kept import add, gather
+from aliceopt.lab.results.kept import add, gather, read_kept
 from aliceopt.lab.results.kept_records import kept_records
-from aliceopt.lab.results.table import block_rows, method_rows
+from aliceopt.lab.results.table import block_rows, method_cells, method_rows
 from experiment_records import kept_run, write_records
 
 PAPERS = ("resnet18-methods", "resnet18-naq", "resnet18-powerlaw", "tt-limit")
@@ -82,10 +83,43 @@ def test_the_commands_take_a_file_and_by_default_the_repositorys(tmp_path, monke
     assert "93.25" in by_default.stdout
     assert "results/resnet18-methods.jsonl" in by_default.stdout
     given = run(build(), [*command, "--records", "results/resnet18-methods.jsonl"])
-    assert given.stdout == by_default.stdout
+    assert by_default.stdout == f"kept results: results/resnet18-methods.jsonl\n{given.stdout}"
     drawn = run(build(), ["figure", *command[1:]])
     assert drawn.exit_code == 0, drawn.output
     assert Path("resnet18-methods.png").exists()
     told = run(build(), ["table", "resnet18-methods"])
     assert told.exit_code == 2
     assert "--scale paper" in told.stderr
+
+
+def test_seconds_that_nobody_knows_are_no_seconds(tmp_path):
+    """Of runs that shared a GPU: a dash, not zero, and known ones count alone."""
+    alone = kept_run("resnet18-methods", "adam", 0, 93.0)
+    shared = [kept_run("resnet18-methods", method, 1, 93.0) for method in ("adam", "sgd-m")]
+    unknown = [replace(x, seconds=None, curve=x.curve | {"seconds": [None]}) for x in shared]
+    add([alone, *unknown], tmp_path)
+    found = kept_records(tmp_path / "resnet18-methods.jsonl", "resnet18-methods", "lab")
+    adam, sgd = method_rows(found.plan, found.runs)
+    assert (adam["seconds"], sgd["seconds"]) == (8.0, None)
+    assert method_cells([sgd], "accuracy")[0][-1] == "\u2013"
+    assert draw_experiment(found, tmp_path / "f.png").exists()
+
+
+def test_two_results_of_one_seed_are_told(tmp_path):
+    line = kept_run("resnet18-methods", "adam", 0, 93.0)
+    config = replace(line.config, training=replace(line.config.training, evaluations=7))
+    add([line, replace(line, id="", config=config, final=92.0)], tmp_path)
+    with pytest.raises(RecordError, match="several results of adam seed 0"):
+        kept_records(tmp_path / "resnet18-methods.jsonl", "resnet18-methods", "lab")
+
+
+def test_a_line_from_before_exponents_were_kept_is_the_same_run(tmp_path):
+    """It stays as it is; --overwrite takes the exponents."""
+    path = journals(tmp_path, "resnet18-powerlaw")
+    now = read_kept(path)
+    before = [replace(x, curve={k: v for k, v in x.curve.items() if k != "exponents"}) for x in now]
+    add(before, tmp_path, overwrite=True)
+    assert [(done.again, done.new) for done in add(now, tmp_path)] == [(2, 0)]
+    assert read_kept(path) == before
+    add(now, tmp_path, overwrite=True)
+    assert read_kept(path) == now

@@ -30,13 +30,15 @@ def draw_terms(records: Records, out: str | os.PathLike[str]) -> Path:
     Above, validation during training; below, final results by terms beside the paper's.
     """
     outcomes.check_kind(records, "terms")
-    usual = next(iter(records.plan.methods.values())).lr
+    rates = [method.lr for method in records.plan.methods.values()]
+    usual = max(rates, key=rates.count)
 
     def step_of(method: PlannedMethod) -> tuple[str, str]:
         title, word = _STEPS.get(method.step or "", ("Other methods", ""))
-        if method.lr == usual:
+        if method.lr in (usual, None):
             return title, word
-        return f"c) Full steps, \u03bb max {method.lr:g}", f"{word} {method.lr:g}"
+        kind = {"full": "Full steps", "naq": "NAQ steps"}.get(method.step or "", "Others")
+        return f"{kind}, \u03bb max {method.lr:g}", f"{word} {method.lr:g}"
 
     return _draw_columns(records, out, step_of)
 

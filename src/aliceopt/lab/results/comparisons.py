@@ -215,15 +215,20 @@ def _as_alice(about: PlannedMethod) -> dict[str, Any] | None:
 def _terms_and_steps(results: _Results) -> Iterator[Comparison]:
     """Each term against none at its kind of step; then accelerated against full steps.
 
-    Steps are compared by the mean over terms at every seed. Nothing where two of Alice's methods
-    have the same term and step.
+    Steps are compared by the mean over terms at every seed. Of methods with the same term and step
+    the paper's own counts; nothing where that does not tell them apart.
     """
-    grid: dict[tuple[str, str], str] = {}
+    places: dict[tuple[str, str], list[str]] = {}
     for method, about in results.plan.methods.items():
         if about.family == "alice" and about.terms is not None and about.step is not None:
-            if (about.terms, about.step) in grid:
-                return
-            grid[about.terms, about.step] = method
+            places.setdefault((about.terms, about.step), []).append(method)
+    papers = {
+        place: [m for m in found if m in results.plan.paper] if len(found) > 1 else found
+        for place, found in places.items()
+    }
+    if any(len(found) != 1 for found in papers.values()):
+        return
+    grid = {place: method for place, (method,) in papers.items()}
     for (terms, step), method in grid.items():
         if terms != "none" and ("none", step) in grid:
             yield from results.against("terms", method, grid["none", step])

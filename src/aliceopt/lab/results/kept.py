@@ -219,7 +219,8 @@ def merged(
             same += 1
             continue
         if old is not None and not overwrite:
-            if _outcome(old) == _outcome(line):
+            gained = "exponents" in line.get("curve", {}) and "exponents" not in old["curve"]
+            if _outcome(old) == _outcome(line, exponents=not gained):
                 again += 1
                 continue
             raise RecordError(
@@ -235,9 +236,10 @@ _AROUND = ("date", "seconds", "versions", "label", "config")
 """What may differ between two runs with the same id and the same results."""
 
 
-def _outcome(line: Line) -> Line:
+def _outcome(line: Line, *, exponents: bool = True) -> Line:
     """What came out, whenever it was made, with what and how fast."""
-    curve = {k: v for k, v in line.get("curve", {}).items() if k != "seconds"}
+    unwanted = ("seconds",) if exponents else ("seconds", "exponents")
+    curve = {k: v for k, v in line.get("curve", {}).items() if k not in unwanted}
     return {k: v for k, v in line.items() if k not in _AROUND} | {"curve": curve}
 
 

@@ -119,7 +119,8 @@ def _filed(experiment: str, scale: str, method: str) -> dict[str, Any] | None:
 
 def _named(run: Run) -> dict[str, Any]:
     """The settings of a run that make it another one, by name."""
-    course = {"steps": run.training.steps, "schedule": to_json(run.training.schedule)}
+    training = to_json(run.training)
+    course = {name: training[name] for name in ("steps", "schedule", "validation_batches")}
     return {"optimizer": run.optimizer, **run.options, **course, **to_json(run.problem)}
 
 

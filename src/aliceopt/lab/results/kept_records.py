@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,12 @@ def kept_records(path: Path, name: str, scale: str) -> Records:
         check=False,
     )
     kept = {(line.method, line.seed): line for line in mine}
+    if len(kept) < len(mine):
+        twice = next(line for line in mine if line not in kept.values())
+        raise RecordError(
+            f"{str(path)!r} keeps several results of {twice.method} seed {twice.seed} at scale "
+            f"{scale}: see aliceopt results show {name}"
+        )
     order = list(settings_of(name, scale)["methods"])
     methods = sorted(plan.methods, key=lambda key: order.index(key.partition("@")[0]))
     planned = [run for run in plan.runs if (run.method, run.seed) in kept]
@@ -47,9 +54,10 @@ def kept_records(path: Path, name: str, scale: str) -> Records:
 
 
 def _record(line: Kept) -> RunRecord:
-    curve = line.curve
+    curve = line.curve | {"seconds": [math.nan if s is None else s for s in line.curve["seconds"]]}
     epochs = curve["epoch"][-1] or 1
-    where: dict[str, Any] = {"gradients": line.gradients, "seconds": line.seconds or 0.0}
+    seconds = math.nan if line.seconds is None else line.seconds
+    where: dict[str, Any] = {"gradients": line.gradients, "seconds": seconds}
     return RunRecord(
         line.method,
         line.label,

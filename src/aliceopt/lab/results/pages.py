@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import fmean
 
 from aliceopt.claims import CLAIMS
-from aliceopt.claims.registry import VERDICTS
+from aliceopt.claims.registry import OF_TRAINING
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results import kept_compare
 from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
@@ -141,7 +141,7 @@ def _verdicts(folder: Path, form: str) -> str:
     found = [(c, *judged(c.training, folder)) for c in CLAIMS if c.training is not None]
     if form == "counts":
         counts = Counter(verdict for _, verdict, _ in found)
-        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS[3:])
+        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in OF_TRAINING)
     if form != "table":
         raise RecordError(f"verdicts {form}: table or counts stands there")
     rows = [

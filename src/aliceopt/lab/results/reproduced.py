@@ -1,9 +1,10 @@
-"""The paper's claims about training, judged by the results that are kept of its experiments.
+"""Claims about training, judged by the results that are kept of the paper's experiments.
 
 A claim says that one method ends better than another, for one pair of methods or several. Each pair
-is compared seed by seed, and its interval corrected for the number of pairs (Holm). If every one is
-established the claim is reproduced; if the contrary of any one is, it is not; anything else, the
-lack of seeds included, cannot be told.
+is compared seed by seed, with an interval that is corrected for the number of pairs (Holm). If all
+differences are established the claim is reproduced; if the contrary of one is, it is not; anything
+else cannot be told. So much at the paper's scale. Where nothing is kept of it a smaller scale
+stands in: then the reason says what that shows, but about the paper's it cannot be told.
 """
 
 from __future__ import annotations
@@ -17,116 +18,145 @@ from aliceopt.claims.registry import Training, Verdict
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.results.kept import Kept, read_kept
 from aliceopt.lab.results.kept_compare import as_filed, difference
-from aliceopt.lab.results.paired import ALPHA, Paired, holm
+from aliceopt.lab.results.numbers import MINUS
+from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution
 from aliceopt.lab.words import counted
 
 PAPER, STAND_IN = "paper", "lab"
-"""Scales, the second where nothing is kept of the first."""
+"""Scales; the second where nothing is kept of the first."""
 
 NEAR_TWO = 0.2
-"""An exponent this close to 2 is near 2."""
+"""An exponent whose interval lies this close to 2 is near 2."""
+
+CANNOT: Verdict = "cannot tell"
 
 
-class Difference(NamedTuple):
+class Pair(NamedTuple):
     """How much better the first of two methods ended, at every seed that both have a result of."""
 
     first: str
     second: str
     metric: str
-    by_seed: Paired
+    gains: Paired
 
-    def told(self, level: float) -> str:
-        """Like ``alice over adam +0.31 ± 0.12 (4 seeds)``."""
-        seeds = counted(len(self.by_seed.differences), "seed")
-        said = difference(self.by_seed, self.metric, level)
-        return f"{self.first} over {self.second} {said} ({seeds})"
+    @property
+    def seeds(self) -> int:
+        """How many there are."""
+        return len(self.gains.differences)
+
+    def told(self, level: float = ALPHA) -> str:
+        """Like ``alice better than adam by 0.31 ± 0.12 (4 seeds)``."""
+        word = "worse" if self.gains.mean < 0 else "better"
+        size = difference(self.gains, self.metric, level).lstrip(f"+{MINUS}")
+        seeds = counted(self.seeds, "seed")
+        return f"{self.first} {word} than {self.second} by {size} ({seeds})"
 
 
 def judged(training: Training, folder: Path) -> tuple[Verdict, str]:
     """The verdict on a claim by the kept results of a folder, and its reason."""
-    lines = _comparable(as_filed(read_kept(folder / f"{training.experiment}.jsonl")))
-    if not lines:
+    kept = read_kept(folder / f"{training.experiment}.jsonl")
+    names = {name for pair in training.pairs for name in pair}
+    lines = [line for line in as_filed(kept) if not names or line.method in names]
+    scale = next((s for s in (PAPER, STAND_IN) if any(x.scale == s for x in lines)), None)
+    if scale is None:
+        what = "none of its methods, settings as filed and scales" if kept else "nothing"
         command = f"aliceopt run {training.experiment} --scale {PAPER}"
-        return "cannot tell", f"no result is kept of {training.experiment}: {command}"
-    verdict, reason = _by_exponents(lines) if not training.pairs else _by_pairs(training, lines)
-    return verdict, f"{_where(lines[0])}: {reason}"
+        return CANNOT, f"of {training.experiment} {what} is kept: {command}"
+    mine, left_out = _comparable([line for line in lines if line.scale == scale])
+    verdict, reason = _by_pairs(training, mine) if names else _by_exponents(mine)
+    reason += left_out
+    if scale == PAPER:
+        return verdict, f"at the paper's scale, in {mine[0].precision}: {reason}"
+    shown = "" if verdict == CANNOT else f", {verdict} there"
+    return CANNOT, f"{_stand_in(mine[0])}{shown}: {reason}"
 
 
-def _comparable(lines: Sequence[Kept]) -> list[Kept]:
-    """Those of the paper's scale if there are any, on the device and in the precision of most."""
-    scale = PAPER if any(line.scale == PAPER for line in lines) else STAND_IN
-    places = Counter((x.device, x.precision) for x in lines if x.scale == scale)
-    place = max(places, key=lambda key: places[key], default=None)
-    return [x for x in lines if x.scale == scale and (x.device, x.precision) == place]
+def _comparable(lines: Sequence[Kept]) -> tuple[list[Kept], str]:
+    """Those of the device and precision that most have, and what is said of the others."""
+    places = Counter((line.device, line.precision) for line in lines)
+    place = max(places, key=lambda key: places[key])
+    mine = [line for line in lines if (line.device, line.precision) == place]
+    left = len(lines) - len(mine)
+    said = f"; left out: {counted(left, 'run')} on another device or in another precision"
+    return mine, said if left else ""
 
 
-def _where(line: Kept) -> str:
-    """Like ``at the paper's scale, in bf16``, or how a stand-in differs."""
-    if line.scale == PAPER:
-        return f"at the paper's scale, in {line.precision}"
-    theirs = experiment_plan(line.experiment, PAPER, read=False, check=False)
-    ours = experiment_plan(line.experiment, line.scale, read=False, check=False)
-    steps = theirs.runs[0].steps
-    said = f"{line.steps:,} steps instead of {steps:,}"
-    return f"on a stand-in ({ours.data}, {said}, in {line.precision})"
+def _stand_in(line: Kept) -> str:
+    """Like ``on a stand-in only (wikitext-2, 8,000 steps instead of 200,000, in tf32)``."""
+    paper, ours = (
+        experiment_plan(line.experiment, scale, methods=[line.method], read=False, check=False)
+        for scale in (PAPER, line.scale)
+    )
+    said = f"{line.steps:,} steps instead of {paper.runs[0].steps:,}"
+    return f"on a stand-in only ({ours.data}, {said}, in {line.precision})"
 
 
 def _by_pairs(training: Training, lines: Sequence[Kept]) -> tuple[Verdict, str]:
     runs: dict[str, dict[int, Kept]] = {}
     for line in lines:
-        runs.setdefault(line.method, {})[line.seed] = line
-    names = dict.fromkeys(name for pair in training.pairs for name in pair)
-    if missing := [name for name in names if name not in runs]:
-        return "cannot tell", f"no run is kept of {', '.join(missing)}"
-    diverged = [x.label for name in names for x in runs[name].values() if x.final is None]
-    found = [_difference(pair, runs) for pair in training.pairs]
-    if diverged or not all(found):
-        what = f"{', '.join(diverged)} diverged" if diverged else "methods have no seed in common"
-        return "cannot tell", what
-    pairs = [pair for pair in found if pair is not None]
-    if min(len(pair.by_seed.differences) for pair in pairs) < 2:
-        said = "; ".join(pair.told(ALPHA) for pair in pairs)
-        return "cannot tell", f"{said}; two seeds of each are needed at least"
-    corrected, levels = holm([pair.by_seed.p for pair in pairs])
-    said = "; ".join(pair.told(level) for pair, level in zip(pairs, levels, strict=True))
-    signs = [
-        (p <= ALPHA) * (1 if pair.by_seed.mean > 0 else -1)
-        for pair, p in zip(pairs, corrected, strict=True)
-    ]
-    if min(signs) < 0:
-        return "not reproduced", said
-    return ("reproduced" if min(signs) > 0 else "cannot tell"), said
+        if line.seed in runs.setdefault(line.method, {}):
+            return CANNOT, f"{line.method} has several results of seed {line.seed}"
+        runs[line.method][line.seed] = line
+    if missing := [name for pair in training.pairs for name in pair if name not in runs]:
+        return CANNOT, f"no run is kept of {', '.join(dict.fromkeys(missing))}"
+    finals = [line.final for line in lines if line.final is not None]
+    pairs = []
+    for first, second in training.pairs:
+        common = sorted(runs[first].keys() & runs[second].keys())
+        both = [(runs[first][seed], runs[second][seed]) for seed in common]
+        if lost := [f"{x.method} seed {x.seed}" for two in both for x in two if x.final is None]:
+            return CANNOT, f"diverged: {', '.join(lost)}"
+        if not both:
+            return CANNOT, f"{first} and {second} have no seed in common"
+        gains = Paired(tuple(_gain(*two) for two in both), resolution(finals))
+        pairs.append(Pair(first, second, lines[0].metric, gains))
+    if min(pair.seeds for pair in pairs) < 2:
+        return CANNOT, f"{'; '.join(pair.told() for pair in pairs)}; two seeds are needed at least"
+    corrected, levels = holm([pair.gains.p for pair in pairs])
+    reason = "; ".join(pair.told(level) for pair, level in zip(pairs, levels, strict=True))
+    established = [p <= ALPHA for p in corrected]
+    better = [pair.gains.mean > 0 for pair in pairs]
+    if any(sure and not up for sure, up in zip(established, better, strict=True)):
+        return "not reproduced", reason
+    return ("reproduced" if all(established) else CANNOT), reason
 
 
-def _difference(pair: tuple[str, str], runs: Mapping[str, Mapping[int, Kept]]) -> Difference | None:
-    """The pair's, in the direction that is better; None without a common seed."""
-    first, second = (runs[name] for name in pair)
-    metric = next(iter(first.values())).metric
-    differences = []
-    for seed in sorted(first.keys() & second.keys()):
-        mine, its = first[seed].final, second[seed].final
-        if mine is not None and its is not None:
-            differences.append(mine - its if first[seed].better == "higher" else its - mine)
-    return Difference(*pair, metric, Paired(tuple(differences))) if differences else None
+def _gain(first: Kept, second: Kept) -> float:
+    """Of the first run over the second, in the direction that is better."""
+    assert first.final is not None
+    assert second.final is not None
+    gain = first.final - second.final
+    return gain if first.better == "higher" else -gain
 
 
 def _by_exponents(lines: Sequence[Kept]) -> tuple[Verdict, str]:
-    """Of every block at the end of training: intervals over directions, every run counts."""
-    ends = [line.curve["exponents"][-1]["blocks"] for line in lines if line.curve.get("exponents")]
-    if not ends:
-        return "cannot tell", "no exponents are kept"
-    *others, last = ends[0]
-    low = min(blocks[last]["low"] for blocks in ends)
-    high = max(blocks[last]["high"] for blocks in ends)
-    above = [n for n in others if min(blocks[n]["low"] for blocks in ends) >= 2]
-    unsure = [n for n in others if max(blocks[n]["high"] for blocks in ends) >= 2]
-    said = "; ".join(
-        f"{name} {blocks[name]['exponent']:.2f} ({blocks[name]['low']:.2f} to "
-        f"{blocks[name]['high']:.2f})"
-        for blocks in ends
-        for name in blocks
+    """Of all blocks at the end of training, by their intervals over directions."""
+    told = [line for line in lines if line.curve.get("exponents") and line.final is not None]
+    if not told:
+        return CANNOT, "no finished run has exponents"
+    ends = [line.curve["exponents"][-1]["blocks"] for line in told]
+    reason = f"{counted(len(told), 'network')}: {'; '.join(map(_in_words, ends))}"
+    laws = [law for blocks in ends for law in blocks.values()]
+    if any(law[key] is None for law in laws for key in ("exponent", "low", "high")):
+        return CANNOT, reason
+    last = [list(blocks.values())[-1] for blocks in ends]
+    others = [law for blocks in ends for law in list(blocks.values())[:-1]]
+    least, most = 2 - NEAR_TWO, 2 + NEAR_TWO
+    if any(law["high"] < least or law["low"] > most for law in last):
+        return "not reproduced", reason
+    if any(law["low"] >= 2 for law in others):
+        return "not reproduced", reason
+    near = all(least <= law["low"] and law["high"] <= most for law in last)
+    return ("reproduced" if near and all(law["high"] < 2 for law in others) else CANNOT), reason
+
+
+def _in_words(blocks: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Like ``initial convolution 1.42 (1.31 to 1.53), ...``."""
+
+    def shown(value: float | None) -> str:
+        return "?" if value is None else f"{value:.2f}"
+
+    return ", ".join(
+        f"{name} {shown(law['exponent'])} ({shown(law['low'])} to {shown(law['high'])})"
+        for name, law in blocks.items()
     )
-    if above or low > 2 + NEAR_TWO or high < 2 - NEAR_TWO:
-        return "not reproduced", said
-    near = low >= 2 - NEAR_TWO and high <= 2 + NEAR_TWO
-    return ("reproduced" if near and not unsure else "cannot tell"), said

@@ -133,7 +133,7 @@ def summarize(plan: Plan, runs: Sequence[RunRecord], target: float | None = None
         target=goal,
         counts={state: sum(s.counts[state] for s in methods) for state in _STATES},
         gradients=sum(run.gradients for run in runs),
-        seconds=math.fsum(run.seconds for run in runs),
+        seconds=math.fsum(run.seconds for run in runs if not math.isnan(run.seconds)),
     )
 
 
@@ -231,7 +231,9 @@ def _first_beyond(run: RunRecord, target: Target | None, better: str) -> tuple[f
 
 
 def _median(values: Sequence[float]) -> float | None:
-    middle = median(values) if values else math.inf
+    """Of those that are known; None if it is not finite."""
+    known = [value for value in values if not math.isnan(value)]
+    middle = median(known) if known else math.inf
     return middle if math.isfinite(middle) else None
 
 
