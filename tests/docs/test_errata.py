@@ -60,4 +60,4 @@ def test_the_readme_counts_the_claims():
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert f"{len(claims.CLAIMS)} claims. Of {theory} about theorems and algorithms" in readme
     assert f"{theory - corrected} are confirmed, {corrected} corrected, 0 failed" in readme
-    assert f"The other {trained} are about the paper's training results" in readme
+    assert f"The other {trained} are about training" in readme
