@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aliceopt.lab.compression import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
-from aliceopt.lab.network import JOURNAL, Network, settings_of
+from aliceopt.lab.network import JOURNAL, Network, plain_settings
 from aliceopt.lab.records import RecordError, device_name, run_folder, run_paths, versions
 from aliceopt.lab.spec import Run
 from aliceopt.lab.writing import replacing
@@ -74,7 +74,7 @@ def journal_path(folder: Path, run: Run) -> Path:
 
 def about(problem: str, scale: str, run: Run, network: Network) -> Line:
     """What all lines of a network share; ``network`` is a name of how it was trained."""
-    config = settings_of(run)
+    config = plain_settings(run)
     config.pop("seed")
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     return {

@@ -41,7 +41,7 @@ __all__ = [
     "network_of",
     "problem_name",
     "problem_run",
-    "settings_of",
+    "plain_settings",
     "weights_of",
 ]
 
@@ -253,7 +253,7 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     if checkpoint is not None and checkpoint.resolve() == (place / "checkpoint.pt").resolve():
         checkpoint = None
     source = str(run.problem).rpartition(":")[0]
-    made_by = settings_of(run)
+    made_by = plain_settings(run)
     for name, file in (("code", Path(source)), ("weights", checkpoint)):
         content = file.read_bytes() if file is not None and file.is_file() else b""
         made_by[name] = hashlib.sha256(content).hexdigest()
@@ -265,7 +265,7 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     return text
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def plain_settings(run: Run) -> dict[str, Any]:
     """A run in plain values, without where its data lies and how many threads there are."""
     settings: dict[str, Any] = to_json(run)
     settings["training"].pop("threads")

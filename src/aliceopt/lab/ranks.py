@@ -280,5 +280,5 @@ def lead(command: Callable[[], object]) -> None:
     finally:
         _joined.clear()
         if ranks.idle:  # else torchrun ends the others: they are in the middle of a run
-            ranks.ordered(None)
+            ranks.ordered(None)  # they may go
             dist.destroy_process_group()
