@@ -39,9 +39,9 @@ __all__ = [
     "checkpoint_run",
     "fresh_network",
     "network_of",
+    "plain_settings",
     "problem_name",
     "problem_run",
-    "plain_settings",
     "weights_of",
 ]
 
