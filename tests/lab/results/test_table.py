@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,6 @@ def test_the_papers_own_settings_are_comparable(tmp_path):
             "Another schedule of Adam: not",
         ),
         ("tt-methods", "paper", "train.schedule.warmup=0.1", False, "Another schedule: not"),
-        ("tt-methods", "paper", "train.precision=bf16", False, "Bf16 instead of tf32: not"),
         ("resnet18-powerlaw", "paper", "train.power_law.radius=1", False, "Another measurement of"),
         ("vit-naq", "paper", "metric=accuracy", False, "Accuracy instead of loss: not"),
         (
@@ -236,10 +236,24 @@ def test_what_does_not_change_results_keeps_them_comparable(change, tmp_path):
     assert differences(read_plan(tmp_path), read_runs(tmp_path)) == []
 
 
+def test_another_precision_is_named_and_leaves_them_comparable(tmp_path):
+    """Unless only some methods have it."""
+    plan = write_records(tmp_path, "tt-methods", "paper", seeds=1, sets=["train.precision=bf16"])
+    runs = read_runs(tmp_path)
+    assert differences(plan, runs) == []
+    assert remark(plan, runs).endswith("as far as known, but for bf16 instead of tf32.")
+    first, *others = runs
+    usual = replace(first.ran, training=replace(first.ran.training, precision="tf32"))
+    mixed = [replace(first, ran=usual), *others]
+    assert "bf16 instead of tf32 of AdaHessian" in differences(plan, mixed)
+
+
 def test_plans_alone_tell_what_differs(tmp_path):
     """Before the first run has begun there is no record of its schedule, but there is the plan."""
-    plan = write_records(tmp_path, "tt-methods", "paper", seeds=1, sets=["train.precision=bf16"])
-    assert differences(plan, []) == ["bf16 instead of tf32"]
+    sets = ["train.precision=bf16", "train.schedule.warmup=0.1"]
+    plan = write_records(tmp_path, "tt-methods", "paper", seeds=1, sets=sets)
+    assert differences(plan, []) == ["another schedule"]
+    assert remark(plan, []).startswith("Another schedule, bf16 instead of tf32: not comparable")
 
 
 def test_folders_without_records_are_refused(tmp_path):

@@ -1,11 +1,13 @@
 """What to use: the cheapest of those that are not established to be worse than the best.
 
 A better result has to be more than luck before it may cost more. Seconds are noisy too, so methods
-within a fifth of the cheapest count as equally cheap, and the best of them is chosen.
+within a fifth of the cheapest, or half a second of it, count as equally cheap, and the best of them
+is chosen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,8 +18,11 @@ from aliceopt.lab.spec import Plan
 
 __all__ = ["AS_CHEAP", "Decision", "decide", "times_the_seconds"]
 
-AS_CHEAP = 1.2
-"""Up to this many times the cheapest one's seconds a method is as cheap."""
+AS_CHEAP, NO_COST = 1.2, 0.5
+"""A method is as cheap as the cheapest up to so many times its seconds, or so many seconds more."""
+
+WIDE = math.log(1.2)
+"""An interval of ratios that reaches further than this leaves much open."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ def decide(plan: Plan, summary: Summary, comparisons: Sequence[Comparison]) -> D
         and s.unstable <= best.unstable
         and (s is best or (s.method in against and against[s.method].verdict != "better"))
     }
-    limit = AS_CHEAP * min(seconds.values(), default=0.0)
+    least = min(seconds.values(), default=0.0)
+    limit = max(AS_CHEAP * least, least + NO_COST)
     cheap = {method for method, spent in seconds.items() if spent <= limit}
     choice = best_method(plan, summary, among=cheap) or best
     rate = plan.methods[choice.method].lr
@@ -95,7 +101,9 @@ def times_the_seconds(s: MethodSummary, other: MethodSummary) -> str:
 
 
 def _hint(plan: Plan, c: Comparison, summary: Summary) -> str:
-    """What would tell, where a difference was seen or could not have been."""
+    """What may tell, where a difference was seen or could not have been, or may be large."""
     open_still = c.verdict in ("not established", "too few seeds") or says_nothing(c, summary)
+    unseen = c.verdict == "no difference seen" and c.scale.ratio
+    wide = unseen and any(abs(end) > WIDE for end in c.ends)
     more = max(4, 2 * len(plan.seeds))
-    return f" `--seeds {more} --resume` would tell." if open_still else ""
+    return f" `--seeds {more} --resume` may tell." if open_still or wide else ""

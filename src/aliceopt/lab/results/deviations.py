@@ -101,19 +101,24 @@ def lost(runs: Sequence[RunRecord]) -> str:
 
 
 def remark(plan: Plan, runs: Sequence[RunRecord]) -> str:
-    """One sentence on whether the paper's values may be read against these."""
-    found = differences(plan, runs)
+    """One or two sentences on whether the paper's values may be read against these."""
+    found, rounded = differences(plan, runs), _precision(plan, runs)
     papers = _scale(plan) == "paper"
     if not found:
         said = "the paper's or its authors' scripts', as far as known"
-        return f"Settings are {said if papers else 'those of the experiment as filed'}."
+        whose = said if papers else "those of the experiment as filed"
+        return f"Settings are {whose}{f', but for {rounded}' if rounded else ''}."
+    found = [*found, *([rounded] if rounded else [])]
     whose = "the paper's values" if papers else "the experiment as filed"
     text = f"{', '.join(found)}: not comparable with {whose}."
     return text[0].upper() + text[1:]
 
 
 def differences(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
-    """What keeps these numbers from being compared with the paper's; empty if nothing does."""
+    """What keeps these numbers from being compared with the paper's; empty if nothing does.
+
+    Another precision of all methods alike does not, but `remark` names it.
+    """
     found = [] if plan.scale == _scale(plan) else [f"{plan.scale} scale"]
     name, official = data_name(plan, runs), plan.official_data
     if official is not None and not name.startswith(official):
@@ -137,6 +142,16 @@ def _paper(name: str, scale: str) -> tuple[Plan, Mapping[str, Run]]:
     """The experiment as the paper did it, or as it is filed: its plan, and one run a method."""
     plan = experiment_plan(name, scale, read=False, check=False)
     return plan, {run.method: plan.run(run) for run in plan.runs}
+
+
+def _precision(plan: Plan, runs: Sequence[RunRecord]) -> str:
+    """Like ``bf16 instead of tf32``, where all methods have another precision; or nothing."""
+    if plan.name not in EXPERIMENTS:
+        return ""
+    ours = {run.ran.training.precision for run in runs if run.ran is not None}
+    ours = ours or {plan.training.precision}
+    theirs = _paper(plan.name, _scale(plan))[0].training.precision
+    return f"{ours.pop()} instead of {theirs}" if len(ours) == 1 and theirs not in ours else ""
 
 
 def _changed(plan: Plan, paper: Plan) -> list[str]:
@@ -185,6 +200,8 @@ def _changed_methods(
         if name == "precision" and which:
             change = f"{ours[which[0]].precision} instead of {wanted[which[0]].training.precision}"
         in_all = which and len(which) == len(labels)
+        if name == "precision" and in_all:
+            continue
         found += [change] if in_all else [f"{change} of {labels[k]}" for k in which]
     longer = _common_steps(plan) / _common_steps(paper)
     for key, label in labels.items():
