@@ -1,8 +1,8 @@
 """What to use: the cheapest of those that are not established to be worse than the best.
 
 A better result has to be more than luck before it may cost more. Seconds are noisy too, so methods
-within a fifth of the cheapest, or half a second of it, count as equally cheap, and the best of them
-is chosen.
+within a fifth of the cheapest, or a few hundredths of a second, count as equally cheap, and the best
+of them is chosen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aliceopt.lab.spec import Plan
 
 __all__ = ["AS_CHEAP", "Decision", "decide", "times_the_seconds"]
 
-AS_CHEAP, NO_COST = 1.2, 0.5
+AS_CHEAP, NO_COST = 1.2, 0.05
 """A method is as cheap as the cheapest up to so many times its seconds, or so many seconds more."""
 
 WIDE = math.log(1.2)
