@@ -1,8 +1,8 @@
 """What to use: the cheapest of those that are not established to be worse than the best.
 
 A better result has to be more than luck before it may cost more. Seconds are noisy too, so methods
-within a fifth of the cheapest, or a few hundredths of a second, count as equally cheap, and the best
-of them is chosen.
+within a fifth of the cheapest, or a few hundredths of a second, count as equally cheap, and of them
+the best is chosen.
 """
 
 from __future__ import annotations
