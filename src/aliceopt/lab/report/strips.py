@@ -101,7 +101,7 @@ def _differences(
     for method, label, c in named:
         low, high = [axis.at(scale.on_axis(end)) for end in c.ends] or (None, None)
         mean = scale.number(c.gain, places)
-        interval = " to ".join(scale.number(end, places) for end in c.ends)
+        interval = scale.interval(places, *c.ends)
         rows.append(
             Strip(
                 method=method,
