@@ -200,6 +200,29 @@ def test_the_finding_of_a_default_study_fills_a_phone_too(
     assert trouble == []
 
 
+def test_a_phone_shows_which_method_to_use_and_what_was_lost(
+    browser: Any, trouble: list[str], tmp_path: Path
+) -> None:
+    """In its own row, under the name and inside the card; numbers beside bars have no room."""
+    plan = grid_plan(5, terms=("none", "glass"), baselines=("adam", "sgd"))
+    results: dict[tuple[str, int], Any] = {**invented_results(plan, {"alice-glass-naq": 0.5})}
+    results["sgd", 1] = "diverged"
+    write_folder(tmp_path, plan, results)
+    choice = find(plan, read_runs(tmp_path)).choice
+    screen = {"width": 390, "height": 844}
+    page = open_page(browser, write_report(tmp_path), trouble, viewport=screen)
+    row = page.locator(f'#finding .strip[data-m="{choice}"]')
+    assert row.locator("strong").inner_text() == "use this"
+    assert row.locator("strong").is_visible()
+    assert not row.locator(".said span").is_visible()
+    card, mark = (part.bounding_box() for part in (page.locator("#finding"), row.locator("strong")))
+    assert card["x"] <= mark["x"]
+    assert mark["x"] + mark["width"] <= card["x"] + card["width"]
+    assert page.locator('figure .strip[data-m="sgd"] strong').inner_text() == "1 diverged"
+    assert page.locator('figure .strip[data-m="sgd"] strong').is_visible()
+    assert trouble == []
+
+
 def test_the_table_sorts_by_number_both_ways_with_gaps_last(
     browser: Any, report: Path, trouble: list[str]
 ) -> None:
