@@ -13,7 +13,7 @@ from aliceopt.lab.figures import style
 from aliceopt.lab.records import RecordError, read_runs
 from aliceopt.lab.report import write_report
 from aliceopt.lab.report.axes import Axis, limits
-from aliceopt.lab.report.panels import merge_blocks, rate_panel
+from aliceopt.lab.report.panels import Line, merge_blocks, place_tags, rate_panel
 from aliceopt.lab.report.strips import forest
 from aliceopt.lab.results.finding import find
 from study_cases import grid_plan, invented_results, tuned_as, write_folder
@@ -332,6 +332,20 @@ def test_every_rate_tried_is_drawn_where_it_ended() -> None:
     assert cross == rates["1"]
     assert float(adam.path[1:].split()[0]) == pytest.approx(10 * rates["0.01"], abs=1)
     assert rate_panel(grid_plan(2)) is None
+
+
+@pytest.mark.parametrize("first", [0.0, 3.0, 50.0, 97.0, 100.0])
+@pytest.mark.parametrize("second", [0.0, 1.0, 49.0, 80.0, 99.0])
+def test_labels_stand_in_the_order_in_which_their_lines_end(first: float, second: float) -> None:
+    """Whichever of two ends higher, its label does; neither hides the other or leaves the plot."""
+    ends = {"adam": first, "alice": second, "sgd": 50.0}
+    lines = [Line(name, name, "", (100.0, end)) for name, end in ends.items()]
+    tags = {line.name: line.tag for line in place_tags(lines, ["alice", "adam"])}
+    assert all(0 <= tag <= 91 for tag in tags.values())
+    if first != second:
+        assert (tags["adam"] > tags["alice"]) == (first > second)
+    assert abs(tags["adam"] - tags["alice"]) >= 9
+    assert tags["sgd"] == 52
 
 
 @pytest.mark.parametrize("span", [1e-6, 0.3, 1.0, 7.0, 1e5])

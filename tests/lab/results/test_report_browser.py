@@ -223,6 +223,31 @@ def test_a_phone_shows_which_method_to_use_and_what_was_lost(
     assert trouble == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("better", ["alice-glass-naq", "adam"])
+def test_labels_of_curves_are_in_order_apart_and_over_the_lines(
+    browser: Any, trouble: list[str], tmp_path: Path, better: str, width: int
+) -> None:
+    """The line that ends lower has the lower label, whichever method it is."""
+    plan = grid_plan(3, metric="loss", terms=("none", "glass"), baselines=("adam", "sgd"))
+    exponents = invented_results(plan, {better: -0.6}, base=-2.0, noise=0.05)
+    write_folder(tmp_path, plan, {key: math.exp(value) for key, value in exponents.items()})
+    screen = {"width": width, "height": 844}
+    page = open_page(browser, write_report(tmp_path), trouble, viewport=screen)
+    panel = page.locator(".curves .panel:visible").filter(has_text="validation loss")
+    tags = panel.locator(".tag:visible")
+    assert tags.count() == 2
+    upper, lower = sorted((tag.bounding_box() for tag in tags.all()), key=lambda box: box["y"])
+    assert panel.locator(f'.tag[data-m="{better}"]').bounding_box() == lower
+    assert upper["y"] + upper["height"] <= lower["y"]
+    area = panel.locator(".area").bounding_box()
+    assert area["y"] <= upper["y"]
+    assert lower["y"] + lower["height"] <= area["y"] + area["height"]
+    behind = tags.first.evaluate("(e) => getComputedStyle(e).backgroundColor")
+    assert behind not in ("transparent", "rgba(0, 0, 0, 0)")
+    assert trouble == []
+
+
 def test_the_table_sorts_by_number_both_ways_with_gaps_last(
     browser: Any, report: Path, trouble: list[str]
 ) -> None:
