@@ -242,6 +242,9 @@ def test_labels_of_curves_are_in_order_apart_and_over_the_lines(
     assert upper["y"] + upper["height"] <= lower["y"]
     area = panel.locator(".area").bounding_box()
     assert area["y"] <= upper["y"]
+    path = panel.locator(f'g[data-m="{better}"] .line').get_attribute("d")
+    end = area["y"] + area["height"] * float(path.split()[-1]) / 1000
+    assert end <= lower["y"]
     assert lower["y"] + lower["height"] <= area["y"] + area["height"]
     behind = tags.first.evaluate("(e) => getComputedStyle(e).backgroundColor")
     assert behind not in ("transparent", "rgba(0, 0, 0, 0)")

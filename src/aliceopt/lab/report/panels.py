@@ -126,9 +126,11 @@ def rate_panel(plan: Plan, together: Collection[str] = ()) -> Panel | None:
 
 
 def _framed(values: Sequence[float], metric: str, better: str) -> Axis:
+    """An axis for most of these values; a label has room below the best of low ones."""
     low, high = limits(values, better)
     low = max(low, 0.9 * min(values)) if min(values) > 0 else low
-    return Axis(low, high, log=metric != "accuracy" and 0 < 3 * low < high)
+    axis = Axis(low, high, log=metric != "accuracy" and 0 < 3 * low < high)
+    return axis.with_room(_TAG + _GAP) if better == "lower" else axis
 
 
 def curve_panels(
