@@ -13,7 +13,7 @@ from aliceopt.lab.figures import style
 from aliceopt.lab.records import RecordError, read_runs
 from aliceopt.lab.report import write_report
 from aliceopt.lab.report.axes import Axis, limits
-from aliceopt.lab.report.panels import merge_blocks, rate_panel
+from aliceopt.lab.report.panels import Line, merge_blocks, place_tags, rate_panel
 from aliceopt.lab.report.strips import forest
 from aliceopt.lab.results.finding import find
 from study_cases import grid_plan, invented_results, tuned_as, write_folder
@@ -277,6 +277,44 @@ def test_the_forest_is_the_finding(tmp_path: Path) -> None:
     assert [row.sure for row in drawn.rows] == [False, True, True, True, True]
 
 
+def tracks(page: str, heading: str) -> dict[str, str]:
+    """Method by method, what is drawn in the figure after a heading."""
+    figure = page[page.index(f">{heading}<") :].split('<div class="strip axis">')[0]
+    row = r'data-m="([^"]*)"><span class="name">.*?class="track">(.*?)</span>'
+    return dict(re.findall(row, figure, re.DOTALL))
+
+
+def test_a_seed_outside_the_range_has_an_arrow(tmp_path: Path) -> None:
+    """On the side it lies on, though the method's median is inside; other rows have none."""
+    plan = grid_plan(3, terms=("none", "glass"), baselines=("adam", "sgd"))
+    write_folder(tmp_path, plan, {**invented_results(plan), ("adam", 1): 20.0})
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    drawn = tracks(page, "How do the methods compare?")
+    assert drawn.pop("adam").count("off low") == 1
+    assert len(drawn) == 5
+    assert not any('class="off' in track for track in drawn.values())
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_a_bar_that_the_axis_cuts_has_an_arrow_at_each_end_cut(tmp_path: Path, seeds: int) -> None:
+    """Intervals of two seeds reach out; those of five alike do not, and no arrow is explained."""
+    plan = grid_plan(seeds, terms=("none", "glass"), baselines=("adam", "sgd"))
+    write_folder(tmp_path, plan, invented_results(plan, {"adam": 9.0}, noise=4.0 / seeds**3))
+    finding = find(plan, read_runs(tmp_path))
+    rows = forest(plan, finding.comparisons, finding.choice)
+    assert rows is not None
+    cuts = {row.method: ((row.low or 0) < 0, (row.high or 0) > 100) for row in rows.rows}
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    drawn = tracks(page, "Finding")
+    for method, cut in cuts.items():
+        track = drawn[method]
+        assert ('class="off low"' in track, 'class="off"' in track) == cut
+        assert ("left:0.6rem" in track, "right:0.6rem" in track) == cut
+    assert any(True in cut for cut in cuts.values()) is (seeds == 2)
+    note = page.split('<p class="note">')[1].split("</p>")[0]
+    assert ("arrows what lies outside" in note) is (seeds == 2)
+
+
 def test_every_rate_tried_is_drawn_where_it_ended() -> None:
     """Dots for runs, a line through means, the chosen one larger, a cross where one diverged."""
     ends: dict[str, Any] = {"adam": [(0.01, [90.0, 92.0]), (0.1, [95.0]), (1.0, [None])]}
@@ -294,6 +332,20 @@ def test_every_rate_tried_is_drawn_where_it_ended() -> None:
     assert cross == rates["1"]
     assert float(adam.path[1:].split()[0]) == pytest.approx(10 * rates["0.01"], abs=1)
     assert rate_panel(grid_plan(2)) is None
+
+
+@pytest.mark.parametrize("first", [0.0, 3.0, 50.0, 97.0, 100.0])
+@pytest.mark.parametrize("second", [0.0, 1.0, 49.0, 80.0, 99.0])
+def test_labels_stand_in_the_order_in_which_their_lines_end(first: float, second: float) -> None:
+    """Whichever of two ends higher, its label does; neither hides the other or leaves the plot."""
+    ends = {"adam": first, "alice": second, "sgd": 50.0}
+    lines = [Line(name, name, "", (100.0, end)) for name, end in ends.items()]
+    tags = {line.name: line.tag for line in place_tags(lines, ["alice", "adam"])}
+    assert all(0 <= tag <= 91 for tag in tags.values())
+    if first != second:
+        assert (tags["adam"] > tags["alice"]) == (first > second)
+    assert abs(tags["adam"] - tags["alice"]) >= 9
+    assert tags["sgd"] == 52
 
 
 @pytest.mark.parametrize("span", [1e-6, 0.3, 1.0, 7.0, 1e5])

@@ -200,6 +200,57 @@ def test_the_finding_of_a_default_study_fills_a_phone_too(
     assert trouble == []
 
 
+def test_a_phone_shows_which_method_to_use_and_what_was_lost(
+    browser: Any, trouble: list[str], tmp_path: Path
+) -> None:
+    """In its own row, under the name and inside the card; numbers beside bars have no room."""
+    plan = grid_plan(5, terms=("none", "glass"), baselines=("adam", "sgd"))
+    results: dict[tuple[str, int], Any] = {**invented_results(plan, {"alice-glass-naq": 0.5})}
+    results["sgd", 1] = "diverged"
+    write_folder(tmp_path, plan, results)
+    choice = find(plan, read_runs(tmp_path)).choice
+    screen = {"width": 390, "height": 844}
+    page = open_page(browser, write_report(tmp_path), trouble, viewport=screen)
+    row = page.locator(f'#finding .strip[data-m="{choice}"]')
+    assert row.locator("strong").inner_text() == "use this"
+    assert row.locator("strong").is_visible()
+    assert not row.locator(".said span").is_visible()
+    card, mark = (part.bounding_box() for part in (page.locator("#finding"), row.locator("strong")))
+    assert card["x"] <= mark["x"]
+    assert mark["x"] + mark["width"] <= card["x"] + card["width"]
+    assert page.locator('figure .strip[data-m="sgd"] strong').inner_text() == "1 diverged"
+    assert page.locator('figure .strip[data-m="sgd"] strong').is_visible()
+    assert trouble == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("better", ["alice-glass-naq", "adam"])
+def test_labels_of_curves_are_in_order_apart_and_over_the_lines(
+    browser: Any, trouble: list[str], tmp_path: Path, better: str, width: int
+) -> None:
+    """The line that ends lower has the lower label, whichever method it is."""
+    plan = grid_plan(3, metric="loss", terms=("none", "glass"), baselines=("adam", "sgd"))
+    exponents = invented_results(plan, {better: -0.6}, base=-2.0, noise=0.05)
+    write_folder(tmp_path, plan, {key: math.exp(value) for key, value in exponents.items()})
+    screen = {"width": width, "height": 844}
+    page = open_page(browser, write_report(tmp_path), trouble, viewport=screen)
+    panel = page.locator(".curves .panel:visible").filter(has_text="validation loss")
+    tags = panel.locator(".tag:visible")
+    assert tags.count() == 2
+    upper, lower = sorted((tag.bounding_box() for tag in tags.all()), key=lambda box: box["y"])
+    assert panel.locator(f'.tag[data-m="{better}"]').bounding_box() == lower
+    assert upper["y"] + upper["height"] <= lower["y"]
+    area = panel.locator(".area").bounding_box()
+    assert area["y"] <= upper["y"]
+    path = panel.locator(f'g[data-m="{better}"] .line').get_attribute("d")
+    end = area["y"] + area["height"] * float(path.split()[-1]) / 1000
+    assert end <= lower["y"]
+    assert lower["y"] + lower["height"] <= area["y"] + area["height"]
+    behind = tags.first.evaluate("(e) => getComputedStyle(e).backgroundColor")
+    assert behind not in ("transparent", "rgba(0, 0, 0, 0)")
+    assert trouble == []
+
+
 def test_the_table_sorts_by_number_both_ways_with_gaps_last(
     browser: Any, report: Path, trouble: list[str]
 ) -> None:

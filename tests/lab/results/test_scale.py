@@ -172,6 +172,49 @@ def test_two_seeds_far_apart_end_in_words_and_a_report(tmp_path: Path) -> None:
     assert write_report(tmp_path).exists()
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((1.2, 2.7), "1.20 to 2.70"),
+        ((0.002, 900.0), "0.002 to 900"),
+        ((1e-13, 9e12), "any"),
+        ((1e-304, 1e304), "any"),
+        ((2.5, 1e9), "2.50 or more"),
+        ((1e-9, 0.4), "0.4 or less"),
+        ((), ""),
+    ],
+)
+def test_an_interval_of_ratios_that_could_be_any_says_so(
+    ends: tuple[float, ...], said: str
+) -> None:
+    """Past a factor of 1000 either way: what is known of it, and no number that says nothing."""
+    assert LOSS.interval(2, *map(math.log, ends)) == said
+
+
+def test_differences_are_never_any() -> None:
+    assert POINTS.interval(1, -2000.0, 3000.0) == "\u22122000.0 to 3000.0"
+
+
+def test_an_established_ratio_of_unknown_size_is_at_least_something() -> None:
+    low, mean, high = map(math.log, (2.5, 5e4, 1e9))
+    assert LOSS.said(mean, low, high) == "50,000 times lower in loss (95% interval 2.5 or more)"
+    assert LOSS.said(-mean, -high, -low).endswith("higher in loss (95% interval 2.5 or more)")
+
+
+def test_no_report_of_two_seeds_prints_huge_ratios_as_intervals(tmp_path: Path) -> None:
+    """In the forest, the terms, the table and the evidence; their bars are cut on both sides."""
+    plan = grid_plan(2, metric="loss", terms=("none", "glass"), baselines=("adam", "sgd"))
+    exponents = invented_results(plan, base=-2.0, noise=1.2)
+    write_folder(tmp_path, plan, {key: math.exp(value) for key, value in exponents.items()})
+    rows = forest_of(tmp_path, plan).rows
+    wide = [row for row in rows if row.text.endswith("(any)")]
+    assert wide
+    assert all(row.cut == (True, True) for row in wide)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert ">any</td>" in page
+    assert not re.search(r"\de-?\d+( to |\)| in loss)", page)
+
+
 def forest_of(folder: Path, plan: Plan) -> Any:
     finding = find(plan, read_runs(folder))
     return forest(plan, finding.comparisons, finding.choice)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 _FAR = 60.0  # percent beyond an edge, where whatever is further away is drawn
+_LEAST = 1e-300  # the least a logarithm is taken of
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,21 @@ class Axis:
         """Percent from the low end; what is far outside stands a little outside."""
         low, high, here = self.low, self.high, value
         if self.log:
-            low, high, here = math.log(low), math.log(high), math.log(max(value, 1e-300))
+            low, high, here = math.log(low), math.log(high), math.log(max(value, _LEAST))
         share = 100 * (here - low) / ((high - low) or 1.0)
         return round(min(100 + _FAR, max(-_FAR, share)), 2)
+
+    def with_room(self, percent: float) -> Axis:
+        """The same with so much of it left free below.
+
+        >>> Axis(1.0, 2.0).with_room(20.0), Axis(1.0, 16.0, log=True).with_room(20.0)
+        (Axis(low=0.75, high=2.0, log=False), Axis(low=0.5, high=16.0, log=True))
+        """
+        share = percent / (100 - percent)
+        if self.log:
+            low = self.low * (self.low / self.high) ** share
+            return replace(self, low=max(low, _LEAST))
+        return replace(self, low=self.low - share * (self.high - self.low))
 
     def ticks(self, most: int = 5) -> list[tuple[float, str]]:
         """Round numbers inside, with their places.

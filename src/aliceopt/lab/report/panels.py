@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -16,6 +16,8 @@ from aliceopt.lab.spec import Plan
 COSTS = {"step": "steps", "gradients": "gradient evaluations", "seconds": "seconds of training"}
 MOST_BLOCKS = 6
 _LATE = 3  # curves are framed by what comes after the first third
+_TAG = 9.0  # percent of a plot's height that a label takes, on the smallest screen
+_GAP = 2.0  # percent between a label and where its line ends
 
 Band = tuple[float, float, float, float]
 """A place, and the least, middle and most that was seen there."""
@@ -23,7 +25,10 @@ Band = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A line as drawn in a square of 1000: its path, a band around it, dots, and where it ends."""
+    """A line as drawn in a square of 1000: its path, a band around it, dots, and where it ends.
+
+    ``tag`` is where the label's lower edge stands, in percent.
+    """
 
     name: str
     label: str
@@ -33,6 +38,7 @@ class Line:
     dots: str = ""
     chosen: str = ""
     lost: list[float] = field(default_factory=list)
+    tag: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,25 @@ def _line(name: str, label: str, bands: Sequence[Band], x: Axis, y: Axis) -> Lin
     return Line(name, label, _path(middle, x, y), end, band)
 
 
-def rate_panel(plan: Plan) -> Panel | None:
+def place_tags(lines: Sequence[Line], together: Collection[str] = ()) -> list[Line]:
+    """Lines with places for labels: inside, above where lines end, and one of two below.
+
+    Labels of the two shown ``together`` keep the order in which their lines end, and
+    each other's distance; any other is shown alone.
+    """
+    top = 100 - _TAG
+    tags = {line.name: min(line.end[1] + _GAP, top) for line in lines}
+    pair = sorted((line for line in lines if line.name in together), key=lambda one: one.end[1])
+    if len(pair) == 2:
+        lower, upper = pair
+        below = lower.end[1] - _GAP - _TAG
+        at = below if below >= 0 else tags[lower.name]
+        tags[upper.name] = min(max(tags[upper.name], at + _TAG), top)
+        tags[lower.name] = min(at, tags[upper.name] - _TAG)
+    return [replace(line, tag=round(tags[line.name], 2)) for line in lines]
+
+
+def rate_panel(plan: Plan, together: Collection[str] = ()) -> Panel | None:
     """Final metric against learning rate at the seeds of tuning, for every method."""
     chosen = plan.tuned.chosen if plan.tuned else {}
     tried = [one for mine in chosen.values() for one in mine.tried]
@@ -97,17 +121,25 @@ def rate_panel(plan: Plan) -> Panel | None:
     best = "; ".join(f"{plan.methods[m].label} {mine.lr:.3g}" for m, mine in chosen.items())
     alt = f"Final {plan.metric} against learning rate. Chosen: {best}."
     title = f"final validation {plan.metric}"
+    lines = place_tags(lines, together)
     return Panel(title, "learning rate", x.ticks(8), y.ticks(), lines, alt)
 
 
 def _framed(values: Sequence[float], metric: str, better: str) -> Axis:
+    """An axis for most of these values; a label has room below the best of low ones."""
     low, high = limits(values, better)
     low = max(low, 0.9 * min(values)) if min(values) > 0 else low
-    return Axis(low, high, log=metric != "accuracy" and 0 < 3 * low < high)
+    axis = Axis(low, high, log=metric != "accuracy" and 0 < 3 * low < high)
+    return axis.with_room(_TAG + _GAP) if better == "lower" else axis
 
 
-def curve_panels(plan: Plan, runs: Sequence[RunRecord]) -> list[Panel]:
-    """Training loss and validation metric against each cost, medians over finished seeds."""
+def curve_panels(
+    plan: Plan, runs: Sequence[RunRecord], together: Collection[str] = ()
+) -> list[Panel]:
+    """Training loss and validation metric against each cost, medians over finished seeds.
+
+    Labels of the methods shown ``together`` are all there at once.
+    """
     done = [run for run in runs if outcome(run) == "finished"]
     by_method = {m: [run for run in done if run.method == m] for m in plan.methods}
     training = {m: [run.training for run in mine] for m, mine in by_method.items()}
@@ -126,7 +158,8 @@ def curve_panels(plan: Plan, runs: Sequence[RunRecord]) -> list[Panel]:
             x = Axis(0.0, max(found[-1][0] for found in bands.values()) or 1.0)
             y = _framed(late, metric, better)
             labels = {method: plan.methods[method].label for method in bands}
-            lines = [_line(m, labels[m], found, x, y) for m, found in bands.items()]
+            drawn = [_line(m, labels[m], found, x, y) for m, found in bands.items()]
+            lines = place_tags(drawn, together)
             ends = "; ".join(f"{labels[m]} {found[-1][2]:.4g}" for m, found in bands.items())
             alt = f"{title.capitalize()} against {across}. At the end: {ends}."
             panels.append(Panel(title, across, x.ticks(), y.ticks(), lines, alt, cost))
@@ -175,7 +208,7 @@ def curvature_panels(plan: Plan, runs: Sequence[RunRecord]) -> tuple[str, list[P
         ]
         ends = ", ".join(f"{label} {points[-1][1]:.0f}%" for label, points in series.items())
         alt = f"{title.capitalize()}, at the end of training: {ends}."
-        panels.append(Panel(title, "steps", x.ticks(), y.ticks(), lines, alt))
+        panels.append(Panel(title, "steps", x.ticks(), y.ticks(), place_tags(lines), alt))
     return (plan.methods[method].label, panels) if panels else None
 
 

@@ -30,6 +30,13 @@ class Strip:
     sure: bool = False
     note: str = ""
 
+    @property
+    def cut(self) -> tuple[bool, bool]:
+        """Whether any of it lies outside the axis, on the low side and on the high side."""
+        ends = [end for end in (self.low, self.high) if end is not None]
+        places = [*self.dots, self.middle, *ends]
+        return min(places) < 0, max(places) > 100
+
 
 @dataclass(frozen=True)
 class Strips:
@@ -40,6 +47,11 @@ class Strips:
     rows: list[Strip]
     alt: str
     zero: float | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether anything lies outside the axis."""
+        return any(any(row.cut) for row in self.rows)
 
 
 def forest(plan: Plan, comparisons: Sequence[Comparison], choice: str | None) -> Strips | None:
@@ -89,7 +101,7 @@ def _differences(
     for method, label, c in named:
         low, high = [axis.at(scale.on_axis(end)) for end in c.ends] or (None, None)
         mean = scale.number(c.gain, places)
-        interval = " to ".join(scale.number(end, places) for end in c.ends)
+        interval = scale.interval(places, *c.ends)
         rows.append(
             Strip(
                 method=method,

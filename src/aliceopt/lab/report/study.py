@@ -46,6 +46,8 @@ def write_report(folder: str | os.PathLike[str] | Records, target: float | None 
     scale = f", scale {plan.scale}" if plan.kind == "experiment" else ""
     drawn = [records.folder / "figures" / f"{plan.name}{suffix}" for suffix in (".svg", ".png")]
     redrawn = [path for path in drawn if plan.kind == "experiment" and path.exists()]
+    chips = _chips(plan, summary)
+    best = [method for method, (_, family) in chips.items() if family]
     commits = ((run.start.get("versions") or {}).get("commit") for run in runs)
     return write_page(
         records.folder / "report.html",
@@ -60,10 +62,10 @@ def write_report(folder: str | os.PathLike[str] | Records, target: float | None 
         precision=deviations.precision_note(plan, runs),
         results=tables.method_table(plan, summary),
         results_note=_results_note(plan, runs, summary),
-        chips=_chips(plan, summary),
+        chips=chips,
         redrawn=data_uri(redrawn[0]) if redrawn else "",
-        rates=panels.rate_panel(plan),
-        curves=panels.curve_panels(plan, runs),
+        rates=panels.rate_panel(plan, best),
+        curves=panels.curve_panels(plan, runs, best),
         costs=panels.COSTS,
         terms=strips.term_strips(plan, finding.comparisons),
         finals=strips.result_strips(plan, runs, summary),

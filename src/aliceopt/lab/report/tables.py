@@ -82,7 +82,7 @@ def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
     for c in comparisons:
         told = c.turned if c.scale.ratio else c  # of losses the first's over the second's
         places = numbers.decimals((told.ends[1] - told.ends[0]) / 2) + 1 if told.ends else 3
-        interval = " to ".join(c.scale.number(end, places) for end in told.ends)
+        interval = c.scale.interval(places, *told.ends)
         if c.question == "steps":
             name = f"{STEP_NAMES[c.first]} to {STEP_NAMES[c.second]}, mean over terms"
         else:

@@ -278,9 +278,11 @@ def missed(unseen: Sequence[Comparison], summary: Summary) -> str:
 
 
 def says_nothing(c: Comparison, summary: Summary) -> bool:
-    """Whether the interval reaches further than all results together."""
+    """Whether the interval reaches further than all results together, or of ratios anywhere."""
     if not c.ends:
         return False
+    if c.scale.knows_nothing(*c.ends):
+        return True
     lows = [s.low for s in summary.methods if s.low is not None]
     highs = [s.high for s in summary.methods if s.high is not None]
     low, high = c.ends

@@ -27,6 +27,9 @@ __all__ = ["Scale", "scale_of"]
 _FACTOR = math.log(2)
 """Ratios up to two are said in percent, larger ones as a factor."""
 
+_ANY = math.log(1000)
+"""Ratios whose interval reaches further than that from their mean could be any."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -65,10 +68,28 @@ class Scale:
         """The same as text, with so many decimals if it is a difference."""
         return show_times(_exp(gain), least=2) if self.ratio else signed(gain, places)
 
+    def knows_nothing(self, *ends: float) -> bool:
+        """Whether ends of an interval of ratios are more than a thousand times off its middle."""
+        return self.ratio and len(ends) == 2 and abs(ends[1] - ends[0]) / 2 > _ANY
+
+    def interval(self, places: int, *ends: float) -> str:
+        """``1.2 to 2.7``, or nothing without ends.
+
+        Where ratios could be anything it is ``any``, or as far as it leaves out no difference
+        ``1.2 or more`` and ``0.8 or less``.
+        """
+        if not self.knows_nothing(*ends):
+            return " to ".join(self.number(end, places) for end in ends)
+        low, high = sorted(ends)
+        if low > 0:
+            return f"{self.number(low, places)} or more"
+        return f"{self.number(high, places)} or less" if high < 0 else "any"
+
     def said(self, gain: float, *ends: float) -> str:
         """``better by 0.4 points``, ``12% lower in loss`` or ``1.8 times lower in loss``.
 
-        With the ends of an interval that leaves out no gain: ``... (95% interval 1.2 to 2.7)``.
+        With the ends of an interval that leaves out no gain: ``... (95% interval 1.2 to 2.7)``, of
+        ratios that could be far larger ``... (95% interval 1.2 or more)``.
         """
         lower = gain > 0
         sizes = [abs(gain), *sorted(end if lower else -end for end in ends)]
@@ -78,6 +99,8 @@ class Scale:
         if max(sizes) >= _FACTOR:
             mean, *interval = (show_times(_exp(size)) for size in sizes)
             mean = f"{mean} times"
+            if self.knows_nothing(*ends):
+                interval = [f"{interval[0]} or more"]
         else:  # 10% lower is a ratio of 1 to 0.9, 10% higher of 1.1 to 1
             shares = [-math.expm1(-size) if lower else math.expm1(size) for size in sizes]
             mean, *interval = show_percent(*(100 * share for share in shares))
