@@ -382,6 +382,22 @@ def test_bad_arguments_are_refused_in_one_sentence(arguments, said):
     assert result.stderr.startswith("aliceopt: ")
 
 
+@pytest.mark.parametrize("command", ["landscape", "compress"])
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ("nofile.py:problem", "there is no file 'nofile.py'"),
+        ("nofile.py:", "a problem is package.module:function or file.py:function, got"),
+    ],
+)
+def test_a_problem_given_as_an_argument_is_not_called_an_option(command, problem, said):
+    """These two have no --problem."""
+    result = aliceopt(command, problem, "--device", "cpu")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"aliceopt: {said}")
+    assert "--problem" not in result.stderr
+
+
 @pytest.mark.parametrize(
     "command", [("run", "tt-limit", "--scale", "smoke"), ("study",), ("run", "pays")]
 )

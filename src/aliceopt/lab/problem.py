@@ -186,10 +186,10 @@ def load_function(name: str) -> Callable[[], Any]:
     if not colon or not module_name or not function_name.isidentifier():
         hint = f"; perhaps {name}:problem" if name.endswith(".py") else ""
         raise ProblemError(
-            f"--problem must be package.module:function or file.py:function, got {name!r}{hint}"
+            f"a problem is package.module:function or file.py:function, got {name!r}{hint}"
         )
     if module_name.endswith(".py") and not Path(module_name).is_file():
-        raise ProblemError(f"there is no file {module_name!r} (from --problem {name})")
+        raise ProblemError(f"there is no file {module_name!r}")
     module = _load(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
