@@ -33,7 +33,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Alice measures curvature: compare it, rerun its paper, check its theory."""
+    """Compare optimizers on your model, rerun the paper of Alice, check its theory."""
 
 
 def split_names(names: str | None) -> list[str] | None:
