@@ -332,7 +332,7 @@ def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--preset", "huge"], "--preset must be one of quick, standard, thorough; got 'huge'"),
+        (["--preset", "huge"], "--preset 'huge' is no preset; there is quick, standard, thorough"),
         (["--batches", "test"], "--batches must be both, training or held-out; got 'test'"),
         (["--precision", "half"], "--precision must be one of float32, float64, tf32, bf16"),
         (["--seed", "-1"], "--seed must be a whole number >= 0, got -1"),

@@ -77,7 +77,7 @@ def test_the_figure_shows_every_seed_and_their_means(
 
 
 def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no kept run of method 'lion'; there are adamw, ahead"):
+    with pytest.raises(RecordError, match="no kept run of method 'lion'; there is adamw, ahead"):
         rates.draw_rates(LINES, tmp_path / "a.png", ["lion"])
     with pytest.raises(RecordError, match="one experiment, scale, device and precision"):
         rates.draw_rates([*LINES, line("sgd", 1, 0, 1.0, device="a CPU")], tmp_path / "a.png")
