@@ -163,7 +163,14 @@ def test_table_and_figure_look_for_records_alike(command, tmp_path):
     none = aliceopt(command, "resnet18-methods")
     assert none.exit_code == 2
     said = "no records in 'runs/resnet18-methods-lab': make some with aliceopt run resnet18-methods"
-    assert f"aliceopt: {said}, or name their folder with --records" in none.stderr
+    assert f"aliceopt: {said} (--scale smoke: a run of seconds), or name them" in none.stderr
+    clone = "; those of the documentation are in the folder results of a clone (--records)\n"
+    assert none.stderr.endswith(clone)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "pays-gpt.jsonl").touch()  # in a clone one need not look for another
+    assert aliceopt(command, "resnet18-methods").stderr.endswith("or name them with --records\n")
+    quick = aliceopt(command, "resnet18-methods", "--scale", "smoke").stderr
+    assert "aliceopt run resnet18-methods --scale smoke, or name" in quick
     write_records(tmp_path / "runs/resnet18-methods-smoke", "resnet18-methods", "smoke")
     elsewhere = aliceopt(command, "resnet18-methods")
     assert elsewhere.exit_code == 2
