@@ -53,7 +53,7 @@ def claims(
     table.print_results(found, stdout_console())
     trained = any(claim.training is not None for claim in chosen)
     if trained and (clone := of_a_clone(results, "--results")):
-        say(f"no results are kept in {str(results)!r}: {clone}")
+        say(f"no results are kept in {str(results)!r}: {clone}", err=True)
     if json_file is not None:
         records = table.as_records(found, context)
         _write(json_file, json.dumps(records, indent=2, allow_nan=False) + "\n")

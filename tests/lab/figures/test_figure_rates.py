@@ -99,9 +99,12 @@ def test_the_command_draws_what_the_repository_keeps(tmp_path: Path) -> None:
     result = CliRunner().invoke(build(), ["results", "draw", "pays-gpt", "--out", str(out), *asked])
     assert result.exit_code == 0, result.output
     assert out.stat().st_size > 10_000
-    result = CliRunner().invoke(build(), ["results", "draw", "nope", *asked])
-    assert result.exit_code == 2
-    assert "there is no" in result.stderr
-    result = CliRunner().invoke(build(), ["results", "draw", "pays-gpt", "--scale", "huge", *asked])
-    assert result.exit_code == 2
-    assert "has no runs of scale 'huge'" in result.stderr
+    for wrong, told in (
+        (["nope"], "no experiment 'nope'"),
+        (["resnet18-naq"], "there is no '"),
+        (["pays-gpt", "--scale", "huge"], "no scale 'huge' of pays-gpt"),
+        (["pays-gpt", "--scale", "smoke"], "has no runs of scale 'smoke'"),
+    ):
+        result = CliRunner().invoke(build(), ["results", "draw", *wrong, *asked])
+        assert result.exit_code == 2
+        assert told in result.stderr
