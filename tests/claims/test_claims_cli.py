@@ -78,6 +78,22 @@ def test_only_selects_by_id_and_by_prefix():
     assert "thm6-clamped" not in text
 
 
+def test_without_kept_results_it_says_once_where_some_are(tmp_path, monkeypatch):
+    """Where claims about training are judged, and only there; not in a clone."""
+    monkeypatch.chdir(tmp_path)
+    said = "those of the documentation are in the folder results of a clone (--results)"
+    trained = invoke("claims", "--only", "fig4", "--only", "fig6")
+    assert trained.exit_code == 0
+    assert trained.stderr == f"no results are kept in 'results': {said}\n"
+    assert "of a clone" not in trained.stdout  # the summary stays its last line
+    measured = invoke("claims", "--only", "thm2-unbiased", "--samples", "1000")
+    assert measured.exit_code == 0
+    assert measured.stderr == ""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "pays-gpt.jsonl").touch()
+    assert invoke("claims", "--only", "fig4").stderr == ""
+
+
 def test_a_failed_claim_exits_1_and_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(glass_bound, "GLASS_LOSS_FACTOR", 0.5)
     path = tmp_path / "claims.json"

@@ -31,6 +31,15 @@ def test_nothing_follows_a_flag(command, monkeypatch):
         assert re.search(r"--seeds\s+<int>", shown.output)
 
 
+def test_the_help_begins_with_comparing_optimizers(monkeypatch):
+    """What most come for, in one line."""
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = [line.strip() for line in aliceopt("--help").output.splitlines() if line.strip()]
+    (said,) = [line for line in lines if line.startswith("Compare optimizers")]
+    assert said.endswith(".")
+    assert lines.index(said) == 1  # below the usage
+
+
 def test_every_command_is_looked_at():
     """A new one has to be added above."""
     from aliceopt.cli import build

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,8 @@ from aliceopt.lab.plan import EXPERIMENTS, SCALES, experiment_plan
 from aliceopt.lab.records import Journal, read_plan, read_runs, write_plan
 from aliceopt.lab.typed import to_json
 from experiment_records import write_records
+
+KEPT = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +163,14 @@ def test_table_and_figure_look_for_records_alike(command, tmp_path):
     none = aliceopt(command, "resnet18-methods")
     assert none.exit_code == 2
     said = "no records in 'runs/resnet18-methods-lab': make some with aliceopt run resnet18-methods"
-    assert f"aliceopt: {said}, or name their folder with --records" in none.stderr
+    assert f"aliceopt: {said} (--scale smoke: a run of seconds), or name them" in none.stderr
+    clone = "; those of the documentation are in the folder results of a clone (--records)\n"
+    assert none.stderr.endswith(clone)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "pays-gpt.jsonl").touch()  # in a clone one need not look for another
+    assert aliceopt(command, "resnet18-methods").stderr.endswith("or name them with --records\n")
+    quick = aliceopt(command, "resnet18-methods", "--scale", "smoke").stderr
+    assert "aliceopt run resnet18-methods --scale smoke, or name" in quick
     write_records(tmp_path / "runs/resnet18-methods-smoke", "resnet18-methods", "smoke")
     elsewhere = aliceopt(command, "resnet18-methods")
     assert elsewhere.exit_code == 2
@@ -351,7 +361,7 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path):
     ("arguments", "said"),
     [
         (("run", "resnet"), "no experiment 'resnet'"),
-        (("run", "tt-limit", "--scale", "huge"), "scale must be one of paper, lab, smoke"),
+        (("run", "tt-limit", "--scale", "huge"), "no scale 'huge' of tt-limit; there is paper"),
         (("run", "tt-limit", "--scale", "smoke", "--set", "x=1"), "there is no 'x'"),
         (("run", "tt-limit", "--scale", "smoke", "--methods", "x"), "no method 'x'"),
         (("run", "tt-limit", "--scale", "smoke", "--methods", ","), "--methods names none"),
@@ -370,7 +380,7 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path):
         (("table", "tt"), "no experiment 'tt'"),
         (("figure", "tt-limit"), "no records in 'runs/tt-limit-lab'"),
         (("figure", "tt"), "there is no figure 'tt'"),
-        (("figure", "tt-limit", "--scale", "huge"), "scale must be one of paper, lab, smoke"),
+        (("figure", "tt-limit", "--scale", "huge"), "no scale 'huge' of tt-limit; there is paper"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(arguments, said):
@@ -380,6 +390,58 @@ def test_bad_arguments_are_refused_in_one_sentence(arguments, said):
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stderr.startswith("aliceopt: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("figure", "resnet18-nqa"), "resnet18-naq"),
+        (("figure", "resnet18-naq", "--scale", "papr"), "paper"),
+        (("table", "resnet18-naq", "--scale", "papr"), "paper"),
+        (("compress", "--criteria", "magnitud"), "magnitude"),
+        (("compress", "--criteria", "curvatur@1e-3"), "curvature"),
+        (("compress", "pays-gtp"), "pays-gpt"),
+        (("landscape", "--preset", "quik"), "quick"),
+        (("data", "get", "cifr10"), "cifar10"),
+        (("data", "check", "cifr10"), "cifar10"),
+        (("results", "compare", "pays-gtp"), "pays-gpt"),
+        (("results", "compare", "pays-gpt", "--scale", "lba"), "lab"),
+        (("results", "compare", "pays-gpt", "--to", "adamv", "--from", KEPT), "adamw"),
+        (("results", "draw", "pays-gtp"), "pays-gpt"),
+        (("results", "draw", "pays-gpt", "--methods", "ahed-2", "--from", KEPT), "ahead-2"),
+        (("results", "show", "pays-gtp"), "pays-gpt"),
+        (("results", "show", "pays-gtp", "--from", KEPT), "pays-gpt"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(arguments, meant):
+    """Wherever a name is taken, in one sentence."""
+    result = aliceopt(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.endswith(f": did you mean {meant!r}?\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_experiment_that_there_is_not_is_not_one_without_results():
+    """Of a name that nothing is near all experiments are told."""
+    result = aliceopt("results", "compare", "zzz")
+    assert "no experiment 'zzz'; there is" in result.stderr
+    assert "settings as filed" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["landscape", "compress"])
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ("nofile.py:problem", "there is no file 'nofile.py'"),
+        ("nofile.py:", "a problem is package.module:function or file.py:function, got"),
+    ],
+)
+def test_a_problem_given_as_an_argument_is_not_called_an_option(command, problem, said):
+    """These two have no --problem."""
+    result = aliceopt(command, problem, "--device", "cpu")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"aliceopt: {said}")
+    assert "--problem" not in result.stderr
 
 
 @pytest.mark.parametrize(

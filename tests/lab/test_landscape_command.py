@@ -26,7 +26,9 @@ from aliceopt.lab.plan import PlanError
 from aliceopt.lab.presets import PRESETS, Asked, Preset, cost_of
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
+from aliceopt.lab.results.landscape_table import within
 from aliceopt.lab.writing import write_tensors
+from aliceopt.landscape import Estimate
 
 PROBLEM = """
 import torch
@@ -149,6 +151,18 @@ def test_the_report_has_every_part_and_no_requests(seen: tuple[Path, str]) -> No
         assert word in text
     record = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
     assert f"{record['blocks']['0']['exponents'][0]['value']:.2f} (" in text
+    below = re.search(r"of each kind; ([^<]*)<", text)
+    assert below is not None
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", below[1].strip())  # a day, as other reports have it
+
+
+def test_no_number_is_minus_zero() -> None:
+    """Of an interval around nothing, in the terminal and in the report."""
+    around = Estimate(0.001, -0.004, 0.006, 0.002, 0.001)
+    assert within(around) == "0.00 (0.00 to 0.01)"
+    assert within(Estimate(-0.2, -0.3, -0.1, 0.02, 0.01)) == "\u22120.20 (\u22120.30 to \u22120.10)"
+    assert within(Estimate(-0.001, math.nan, math.nan, 0.02, 0.01)) == "0.00"
+    assert landscape_report._estimate(around, after=" smooth").text == "0.00 (0.00 to 0.01) smooth"
 
 
 def test_the_tree_has_what_adds_something() -> None:
@@ -332,7 +346,7 @@ def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--preset", "huge"], "--preset must be one of quick, standard, thorough; got 'huge'"),
+        (["--preset", "huge"], "--preset 'huge' is no preset; there is quick, standard, thorough"),
         (["--batches", "test"], "--batches must be both, training or held-out; got 'test'"),
         (["--precision", "half"], "--precision must be one of float32, float64, tf32, bf16"),
         (["--seed", "-1"], "--seed must be a whole number >= 0, got -1"),

@@ -417,9 +417,9 @@ def test_data_options_that_do_not_exist_are_refused(tmp_path):
         ("resnet18-method", "lab", "no experiment 'resnet18-method': did you mean"),
         ("common", "lab", "no experiment 'common'"),
         ("common-pays", "lab", "no experiment 'common-pays'"),
-        ("tt-limit", "big", "scale must be one of paper, lab, smoke; got 'big'"),
-        ("tt-limit", "long", "scale must be one of paper, lab, smoke; got 'long'"),
-        ("pays-gpt", "paper", "scale must be one of long, lab, smoke; got 'paper'"),
+        ("tt-limit", "big", "no scale 'big' of tt-limit; there is paper, lab, smoke"),
+        ("tt-limit", "long", "no scale 'long' of tt-limit; there is paper, lab, smoke"),
+        ("pays-gpt", "paper", "no scale 'paper' of pays-gpt; there is long, lab, smoke"),
     ],
 )
 def test_unknown_experiments_and_scales_are_refused(name, scale, said):

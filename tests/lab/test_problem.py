@@ -324,8 +324,11 @@ def test_a_function_is_found_in_a_file_and_in_a_module(tmp_path, monkeypatch):
         ("broken.py:f", "broken.py cannot be run: SyntaxError"),
         ("raising.py:f", "raising.py cannot be run: ZeroDivisionError"),
         ("raising:f", "raising cannot be imported: ZeroDivisionError"),
-        ("needy.py:f", "needy.py needs no_such_package, which is not installed"),
-        ("needy:f", "needy needs no_such_package, which is not installed"),
+        (
+            "needy.py:f",
+            "needy.py needs no_such_package, which is not installed: pip install no_such_",
+        ),
+        ("needy:f", "needy needs no_such_package, which is not installed: pip install no_such_"),
     ],
 )
 def test_a_function_that_cannot_be_found_is_told_why(tmp_path, monkeypatch, name, said):

@@ -287,8 +287,8 @@ def test_rates_follow_what_bounds_the_steps():
         ({"lr": float("nan")}, "--lr must be a number > 0, got nan"),
         ({"target": float("inf")}, "--target must be a number that is finite, got inf"),
         ({"precision": "fp8"}, "--precision must be one of float32, tf32, bf16; got 'fp8'"),
-        ({"problem": "nothing"}, "--problem must be .* got 'nothing'$"),
-        ({"problem": "x.py"}, "--problem must be .* got 'x.py'; perhaps x.py:problem"),
+        ({"problem": "nothing"}, "a problem is .* got 'nothing'$"),
+        ({"problem": "x.py"}, "a problem is .* got 'x.py'; perhaps x.py:problem"),
     ],
 )
 def test_bad_options_are_refused_by_name_and_value(options, said):

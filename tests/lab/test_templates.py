@@ -1,5 +1,8 @@
 """Every template is a problem that breaks no rule and trains as it is."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -39,6 +42,21 @@ def test_a_template_goes_through_a_study(kind, tmp_path, monkeypatch):
     for run in plan.runs:
         train(plan.run(run), tmp_path / "out")
     assert [run.status for run in read_runs(tmp_path / "out", plan)] == ["finished"] * 2
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_template_that_needs_a_package_says_how_to_get_it(there, tmp_path, monkeypatch):
+    """When it is written and the package is missing, and again when it is run."""
+    monkeypatch.chdir(tmp_path)
+    package = SimpleNamespace(__spec__=object()) if there else None  # None: it cannot be imported
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    written = aliceopt("new-problem", "mine.py", "--kind", "huggingface")
+    assert written.exit_code == 0
+    told = "needs transformers, which is not installed: pip install transformers"
+    assert (f"\nit {told}\n" in written.output) is not there
+    if not there:
+        assert f"mine.py {told}\n" in aliceopt("study", "--problem", "mine.py:problem").output
+    assert "pip" not in aliceopt("new-problem", "other.py", "--kind", "text").output
 
 
 def test_the_text_templates_model_does_not_see_the_future(tmp_path, monkeypatch):

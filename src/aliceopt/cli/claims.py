@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aliceopt.cli.options import KEPT
-from aliceopt.cli.refusal import refuse, told
+from aliceopt.cli.refusal import refuse, say, told
 
 
 def claims(
@@ -31,6 +31,7 @@ def claims(
     """Measure the paper's numbers anew; exit 1 if theory and measurement disagree anywhere."""
     from aliceopt import claims as package
     from aliceopt.claims import table
+    from aliceopt.cli.folders import of_a_clone
     from aliceopt.lab.results.reproduced import judged
     from aliceopt.lab.terminal import stdout_console
 
@@ -50,6 +51,9 @@ def claims(
     with told():
         found = table.run_with_progress(chosen, context)
     table.print_results(found, stdout_console())
+    trained = any(claim.training is not None for claim in chosen)
+    if trained and (clone := of_a_clone(results, "--results")):
+        say(f"no results are kept in {str(results)!r}: {clone}", err=True)
     if json_file is not None:
         records = table.as_records(found, context)
         _write(json_file, json.dumps(records, indent=2, allow_nan=False) + "\n")

@@ -23,6 +23,13 @@ def default_folder(name: str, scale: str) -> Path:
     return Path("runs") / f"{name}-{scale}"
 
 
+def of_a_clone(kept: Path, option: str) -> str:
+    """Where results are kept that this folder has none of; nothing where it has some."""
+    if next(kept.glob("*.jsonl"), None) is not None:
+        return ""
+    return f"those of the documentation are in the folder results of a clone ({option})"
+
+
 def experiment_records(name: str, scale: str, given: Path | None) -> Records:
     """An experiment's records in the folder that is given, or the default; told if it has none.
 
@@ -52,7 +59,10 @@ def experiment_records(name: str, scale: str, given: Path | None) -> Records:
         instead = f"; there are some at {' and '.join(f'--scale {s}' for s in others)}"
     else:
         said = "" if scale == "lab" else f" --scale {scale}"
-        instead = f": make some with aliceopt run {name}{said}, or name their folder with --records"
+        quick = "" if scale == "smoke" else " (--scale smoke: a run of seconds)"
+        instead = f": make some with aliceopt run {name}{said}{quick}, or name them with --records"
+        if clone := of_a_clone(KEPT, "--records"):
+            instead += f"; {clone}"
     raise RecordError(f"no records in {str(folder)!r}{instead}")
 
 

@@ -33,7 +33,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Alice measures curvature: compare it, rerun its paper, check its theory."""
+    """Compare optimizers on your model, rerun the paper of Alice, check its theory."""
 
 
 def split_names(names: str | None) -> list[str] | None:
@@ -212,10 +212,10 @@ def figure(
 ) -> None:
     """Draw an illustration from real kinks and gradients, or an experiment from its records."""
     from aliceopt.lab.plan import EXPERIMENTS
+    from aliceopt.lab.words import meant
 
     if name not in ILLUSTRATIONS + EXPERIMENTS:
-        known = ", ".join(ILLUSTRATIONS + EXPERIMENTS)
-        refuse(f"there is no figure {name!r}; there is {known}")
+        refuse(f"there is no figure {name!r}{meant(name, ILLUSTRATIONS + EXPERIMENTS)}")
     try:
         from aliceopt.lab import figures
     except ImportError as error:

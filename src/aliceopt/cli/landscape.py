@@ -117,10 +117,11 @@ def _name(source: str | None) -> str:
 def _check(preset: str, batches: str, twin: str | None, train_twin: bool) -> None:
     """Refuse what cannot be measured, before a network is trained for it."""
     from aliceopt.lab.presets import PARTS, PRESETS
+    from aliceopt.lab.words import meant
     from aliceopt.landscape.twins import ACTIVATIONS
 
     if preset not in PRESETS:
-        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}; got {preset!r}")
+        raise ValueError(f"--preset {preset!r} is no preset{meant(preset, PRESETS)}")
     if batches not in ("both", *PARTS):
         raise ValueError(f"--batches must be both, {' or '.join(PARTS)}; got {batches!r}")
     if train_twin and twin is None:

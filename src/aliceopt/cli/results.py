@@ -141,12 +141,14 @@ def draw(
 ) -> None:
     """Draw the final metric against the learning rate, for every method that was tried at some."""
     from aliceopt.cli.lab import split_names
+    from aliceopt.lab.plan import settings_of
     from aliceopt.lab.results.kept import read_kept
     from aliceopt.lab.results.kept_compare import as_filed
 
     with told():
         from aliceopt.lab.figures.rates import draw_rates
 
+        settings_of(experiment, scale)  # refuses a name or scale that there is not
         path = results / f"{experiment}.jsonl"
         if not path.exists():
             raise ValueError(f"there is no {str(path)!r}: see aliceopt results show")

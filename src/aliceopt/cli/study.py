@@ -120,10 +120,13 @@ def _carry_out(plan: Study, folder: Path, how: How) -> tuple[Records, bool]:
 
 def new_problem(path: options.NewProblem, kind: options.Kind = "spirals") -> None:
     """Write a problem of your own to start from: it runs as it is."""
-    from aliceopt.lab.templates import write_template
+    from aliceopt.lab.problem import how_to_get
+    from aliceopt.lab.templates import missing_package, write_template
 
     try:
         write_template(path, kind)
     except ValueError as error:
         refuse(error)
     say(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")
+    if (package := missing_package(kind)) is not None:
+        say(f"it needs {package}, which is not installed{how_to_get(package)}")

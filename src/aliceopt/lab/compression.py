@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aliceopt.compress import CRITERIA
 from aliceopt.lab.plan import PlanError
+from aliceopt.lab.words import meant
 
 STRUCTURES = ("unstructured", "2:4")
 
@@ -79,7 +80,7 @@ def row_of(name: str) -> Row:
     """The criterion of a name, perhaps at a radius of its own."""
     key, at, radius = name.partition("@")
     if key not in ROWS:
-        raise PlanError(f"--criteria has {name!r}; there are {', '.join(ROWS)}")
+        raise PlanError(f"--criteria: no criterion {key!r}{meant(key, ROWS)}")
     row = ROWS[key]
     if not at:
         return row

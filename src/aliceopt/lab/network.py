@@ -28,6 +28,7 @@ from aliceopt.lab.study import SETTINGS
 from aliceopt.lab.train import Progress, train
 from aliceopt.lab.typed import from_json, to_json
 from aliceopt.lab.watch import Watch
+from aliceopt.lab.words import meant
 from aliceopt.lab.writing import replacing
 from aliceopt.landscape.twins import check_swapped
 
@@ -123,7 +124,9 @@ def problem_run(
             )
         return _studied_run(source, seed, precision, epochs)
     if source not in EXPERIMENTS:
-        raise PlanError(f"{source!r} is neither an experiment (aliceopt list) nor file.py:function")
+        raise PlanError(
+            f"{source!r} is neither an experiment nor file.py:function{meant(source, EXPERIMENTS)}"
+        )
     plan = experiment_plan(
         source, scale, seeds=[seed], methods=[method], precision=precision, root=data
     )

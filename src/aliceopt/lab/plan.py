@@ -248,7 +248,7 @@ def settings_of(name: str, scale: str) -> dict[str, Any]:
     if name not in EXPERIMENTS:
         raise PlanError(f"no experiment {name!r}{meant(name, EXPERIMENTS)}")
     if scale not in (known := scales_of(name)):
-        raise PlanError(f"scale must be one of {', '.join(known)}; got {scale!r}")
+        raise PlanError(f"no scale {scale!r} of {name}{meant(scale, known)}")
     settings, mine = _read("common"), _read(name)
     if "like" in mine:
         settings = merged(settings, _read(mine.pop("like")))

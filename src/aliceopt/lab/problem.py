@@ -186,10 +186,10 @@ def load_function(name: str) -> Callable[[], Any]:
     if not colon or not module_name or not function_name.isidentifier():
         hint = f"; perhaps {name}:problem" if name.endswith(".py") else ""
         raise ProblemError(
-            f"--problem must be package.module:function or file.py:function, got {name!r}{hint}"
+            f"a problem is package.module:function or file.py:function, got {name!r}{hint}"
         )
     if module_name.endswith(".py") and not Path(module_name).is_file():
-        raise ProblemError(f"there is no file {module_name!r} (from --problem {name})")
+        raise ProblemError(f"there is no file {module_name!r}")
     module = _load(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -242,11 +242,28 @@ def _load(name: str) -> ModuleType:
                 f"no module {name!r} here or installed; for a file write "
                 f"{name.replace('.', '/')}.py:function"
             ) from error
-        raise ProblemError(f"{name} needs {error.name}, which is not installed") from error
+        raise ProblemError(
+            f"{name} needs {error.name}, which is not installed{how_to_get(error.name)}"
+        ) from error
     except Exception as error:
         verb = "run" if in_file else "imported"
         raise ProblemError(f"{name} cannot be {verb}: {said(error)}") from error
     return module
+
+
+_PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+"""That bring modules of another name."""
+
+
+def how_to_get(module: str | None) -> str:
+    """What goes behind a module that is missing; nothing if only a part of a package is.
+
+    >>> how_to_get("transformers"), how_to_get("sklearn"), how_to_get("torch.nothing")
+    (': pip install transformers', ': pip install scikit-learn', '')
+    """
+    if not module or "." in module:
+        return ""
+    return f": pip install {_PACKAGES.get(module, module)}"
 
 
 # ---- from plain values -------------------------------------------------------------------------

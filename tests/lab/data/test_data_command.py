@@ -107,7 +107,7 @@ def test_an_unknown_name_is_refused_with_the_names(command):
     """Exit 2, as for any bad input."""
     result = run(command, "mnist")
     assert result.exit_code == 2
-    assert "no data set 'mnist': choose from digits, cifar10" in result.stderr
+    assert "no data set 'mnist'; there is digits, cifar10" in result.stderr
 
 
 def test_get_shows_address_terms_and_progress(tmp_path, monkeypatch):

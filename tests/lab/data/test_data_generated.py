@@ -93,7 +93,7 @@ def test_the_last_token_tells_about_the_next(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mnist", {}, "no data set 'mnist': choose from digits, cifar10"),
+        ("mnist", {}, "no data set 'mnist'; there is digits, cifar10"),
         ("digits", {"augment": True}, "digits has no augmentation"),
         ("enwik8", {"augment": True}, "enwik8 has no augmentation"),
         ("digits", {"length": 3}, "digits holds images"),

@@ -77,7 +77,7 @@ def test_the_figure_shows_every_seed_and_their_means(
 
 
 def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no kept run of method 'lion'; there are adamw, ahead"):
+    with pytest.raises(RecordError, match="no kept run of method 'lion'; there is adamw, ahead"):
         rates.draw_rates(LINES, tmp_path / "a.png", ["lion"])
     with pytest.raises(RecordError, match="one experiment, scale, device and precision"):
         rates.draw_rates([*LINES, line("sgd", 1, 0, 1.0, device="a CPU")], tmp_path / "a.png")
@@ -99,9 +99,12 @@ def test_the_command_draws_what_the_repository_keeps(tmp_path: Path) -> None:
     result = CliRunner().invoke(build(), ["results", "draw", "pays-gpt", "--out", str(out), *asked])
     assert result.exit_code == 0, result.output
     assert out.stat().st_size > 10_000
-    result = CliRunner().invoke(build(), ["results", "draw", "nope", *asked])
-    assert result.exit_code == 2
-    assert "there is no" in result.stderr
-    result = CliRunner().invoke(build(), ["results", "draw", "pays-gpt", "--scale", "huge", *asked])
-    assert result.exit_code == 2
-    assert "has no runs of scale 'huge'" in result.stderr
+    for wrong, told in (
+        (["nope"], "no experiment 'nope'"),
+        (["resnet18-naq"], "there is no '"),
+        (["pays-gpt", "--scale", "huge"], "no scale 'huge' of pays-gpt"),
+        (["pays-gpt", "--scale", "smoke"], "has no runs of scale 'smoke'"),
+    ):
+        result = CliRunner().invoke(build(), ["results", "draw", *wrong, *asked])
+        assert result.exit_code == 2
+        assert told in result.stderr

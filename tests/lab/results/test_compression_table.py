@@ -17,11 +17,26 @@ def test_a_lead_is_established_only_if_seeds_agree():
     losses = {"curvature": [1.0, 1.0, 1.0], "point": [1.01, 1.01, 1.01]}
     (said,) = decision(results(**losses, fisher=[1.10, 1.12, 1.14]))
     assert said.startswith(
-        "50%: h over a radius: h w\u00b2, loss 1.000; best of the others: Fisher: F w\u00b2, 1.120"
+        "50%: h over a radius: h w\u00b2, loss 1.000; best that does not measure curvature: "
+        "Fisher: F w\u00b2, 1.120"
     )
     assert said.endswith("(difference 0.120 \u00b1 0.050, established)")
     (said,) = decision(results(curvature=[1.0, 1.0, 1.0], fisher=[0.8, 1.0, 1.5]))
     assert said.endswith("not established)")
+    (said,) = decision(results(**losses, fisher=[0.9, 0.9, 0.9]))
+    assert "; best that measures curvature: h over a radius: h w\u00b2, 1.000 (" in said
+
+
+def test_a_metric_that_is_no_percentage_has_the_digits_of_a_loss():
+    """An absolute error of .5651 is not .6; percentages keep their one decimal."""
+    told = [Result("magnitude", 0.5, 0, 0.49512, 0.5651), Result("none", 0.0, 0, 0.4, 0.4449)]
+
+    def cells(metric: str) -> list[str]:
+        return [row[1] for row in compression_rows(told, metric)[1:]]
+
+    assert cells("absolute_error") == ["0.400 / 0.445", "0.495 / 0.565"]
+    assert cells("accuracy") == ["0.400 / 0.4", "0.495 / 0.6"]
+    assert cells("loss") == ["0.400", "0.495"]
 
 
 def test_seconds_are_averaged_over_results_that_have_any():

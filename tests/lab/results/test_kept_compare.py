@@ -79,7 +79,7 @@ def test_a_run_that_diverged_is_counted_and_not_averaged():
 
 
 def test_what_cannot_be_compared_is_told():
-    with pytest.raises(RecordError, match="no kept run of method 'lion'; there are adamw"):
+    with pytest.raises(RecordError, match="no kept run of method 'lion'; there is adamw"):
         compare(ADAMW, "lion")
     with pytest.raises(RecordError, match="one experiment, scale, device and precision"):
         compare([*ADAMW, *runs("adamw@2e-3", {0: 1.0}, device="a CPU")])

@@ -17,6 +17,7 @@ from aliceopt.lab.data.folder import (
     data_folder,
     generated_rows,
 )
+from aliceopt.lab.words import meant
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,9 @@ DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
 
 
 def named(name: str) -> DataSet:
-    """The data set of that name, or a DataError that lists the names."""
+    """The data set of that name, or a DataError with the one that was meant."""
     if name not in DATASETS:
-        raise DataError(f"no data set {name!r}: choose from {', '.join(DATASETS)}")
+        raise DataError(f"no data set {name!r}{meant(name, DATASETS)}")
     return DATASETS[name]
 
 

@@ -14,6 +14,7 @@ from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.kept import Kept, check_alike
+from aliceopt.lab.words import meant
 
 Tried = dict[float, list[float | None]]
 """Final metrics by learning rate, of every seed; None where a run diverged."""
@@ -36,7 +37,7 @@ def rates_of(
         return {name: there for name, there in found.items() if len(there[1]) > 1}
     for name in methods:
         if name not in found:
-            raise RecordError(f"no kept run of method {name!r}; there are {', '.join(found)}")
+            raise RecordError(f"no kept run of method {name!r}{meant(name, found)}")
     return {name: found[name] for name in methods}
 
 

@@ -58,7 +58,7 @@ def write_landscape_report(
         "landscape.html",
         kind="landscape",
         title=facts["Problem"],
-        facts="; ".join(filter(None, (facts.get("Batches", ""), facts.get("Date", "")))),
+        facts="; ".join(filter(None, (facts.get("Batches", ""), facts.get("Date", "")[:10]))),
         finding=[*reading(views), *reading_along(lines)],
         blocks=_blocks(views),
         along=_along(lines),

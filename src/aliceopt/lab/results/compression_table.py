@@ -118,12 +118,16 @@ def _seeds(results: Iterable[Result], *, alike: bool) -> str:
 
 
 def _cell(results: Sequence[Result], criterion: str, sparsity: float, metric: str) -> str:
-    """The mean loss, and the metric if it is another; a dash where there is none."""
+    """The mean loss, and the metric if it is another; a dash where there is none.
+
+    A percentage has one decimal, any other metric as many as the loss.
+    """
     told = at(results, criterion, sparsity).values()
     if not told:
         return NOTHING
     loss = f"{fmean(r.loss for r in told):.3f}"
-    return loss if metric == "loss" else f"{loss} / {fmean(r.metric for r in told):.1f}"
+    places = 1 if metric == "accuracy" else 3
+    return loss if metric == "loss" else f"{loss} / {fmean(r.metric for r in told):.{places}f}"
 
 
 def radius_rows(results: Sequence[Result], metric: str) -> Rows:
@@ -209,8 +213,9 @@ def decision(results: Sequence[Result]) -> list[str]:
         rivals = [name for name in others if ours[name] != ours[first]]
         text = f"{100 * sparsity:g}%: {row_of(first).label}, loss {losses[first]:.3f}"
         if rivals:
-            kind = "the others" if ours[first] else "curvature"
-            text += f"; best of {kind}: {row_of(rivals[0]).label}, {losses[rivals[0]]:.3f}"
+            kind = "does not measure" if ours[first] else "measures"
+            text += f"; best that {kind} curvature: {row_of(rivals[0]).label}, "
+            text += f"{losses[rivals[0]]:.3f}"
             text += f" ({lead(results, first, rivals[0], sparsity)})"
         said.append(text)
     if len(_seed_sets(results)) > 1:

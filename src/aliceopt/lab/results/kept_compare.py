@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from aliceopt.lab.plan import PlanError, experiment_plan
+from aliceopt.lab.plan import PlanError, experiment_plan, settings_of
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results import numbers
 from aliceopt.lab.results.kept import Kept, check_alike, mean_seconds, read_kept
@@ -24,6 +24,7 @@ from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.spec import Run
 from aliceopt.lab.study import TUNING_SEED
 from aliceopt.lab.typed import to_json
+from aliceopt.lab.words import meant
 
 PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
 """Decimals of a final metric, and at least of a difference."""
@@ -126,6 +127,7 @@ def _named(run: Run) -> dict[str, Any]:
 
 def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -> list[Compared]:
     """`compare` on what a folder keeps of an experiment as it is filed."""
+    settings_of(experiment, scale)  # refuses a name or scale that there is not
     there = read_kept(folder / f"{experiment}.jsonl")
     lines = [line for line in as_filed(there) if line.scale == scale]
     if not lines:
@@ -145,7 +147,7 @@ def compare(lines: Sequence[Kept], to: str = "adamw") -> list[Compared]:
         rates = tried.setdefault(line.method.partition("@")[0], {})
         rates.setdefault(line.config.options["lr"], {})[line.seed] = line
     if to not in tried:
-        raise RecordError(f"no kept run of method {to!r}; there are {', '.join(tried)}")
+        raise RecordError(f"no kept run of method {to!r}{meant(to, tried)}")
     usual = _best(tried[to])
     base = _others(tried[to][usual])
     rows = [_compared(name, rates, _best(rates, usual), base) for name, rates in tried.items()]

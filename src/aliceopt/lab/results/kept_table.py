@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aliceopt.lab.plan import EXPERIMENTS
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.compression_table import print_tables
@@ -20,6 +21,7 @@ from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
 from aliceopt.lab.results.numbers import NONE, decimals, show_count, show_seconds, show_share
 from aliceopt.lab.results.paired import Paired
 from aliceopt.lab.terminal import new_table
+from aliceopt.lab.words import meant
 
 _SHARED = ("experiment", "scale", "device", "method", "precision", "metric", "better")
 
@@ -76,6 +78,8 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
     if pruned and not lines:
         return
     if not lines:
+        if experiment and experiment not in EXPERIMENTS and not experiment.startswith(PREFIX):
+            raise RecordError(f"no experiment {experiment!r}{meant(experiment, EXPERIMENTS)}")
         of = f" of {experiment!r}" if experiment else ""
         raise RecordError(
             f"no results{of} in {str(folder)!r}: keep some with aliceopt results add FOLDER, the "
@@ -88,8 +92,8 @@ def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
         metric = f"{mine[0]['metric']}, {mine[0]['better']} is better"
         console.print(Text(f"{name}, {scale} scale, {device}: {metric}", style="bold"))
         console.print(_table(mine))
-        meant = [in_words(p) for p in dict.fromkeys(r["precision"] for r in mine)]
-        console.print(Text(f"Precision: {'; '.join(meant)}."), style="dim")
+        said = [in_words(p) for p in dict.fromkeys(r["precision"] for r in mine)]
+        console.print(Text(f"Precision: {'; '.join(said)}."), style="dim")
     console.print(
         Text(
             "Mean \u00b1 half of its 95% interval over finished seeds (Student's t); gradients and "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from aliceopt.lab.landscapes import View
+from aliceopt.lab.results.numbers import signed
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.bounds import FORMS
@@ -29,9 +30,17 @@ def within(estimate: Estimate, digits: str = ".2f") -> str:
     """
     if math.isnan(estimate.value):
         return "\u2013"
-    if math.isnan(estimate.low):
-        return f"{estimate.value:{digits}}"
-    return f"{estimate.value:{digits}} ({estimate.low:{digits}} to {estimate.high:{digits}})"
+    value, low, high = (shown(x, digits) for x in (estimate.value, estimate.low, estimate.high))
+    return value if math.isnan(estimate.low) else f"{value} ({low} to {high})"
+
+
+def shown(value: float, digits: str = ".2f") -> str:
+    """A number with so many digits; with decimals nothing is minus zero.
+
+    >>> shown(-0.001), shown(-0.01), shown(0.00123, ".1e")
+    ('0.00', '\u22120.01', '1.2e-03')
+    """
+    return signed(value, int(digits[1:-1])) if digits.endswith("f") else f"{value:{digits}}"
 
 
 def at_small_end(rungs: Rungs) -> Estimate:
@@ -54,7 +63,7 @@ def landscape_table(views: Sequence[View]) -> Table:
                 f"  {name}",
                 within(at_small_end(rungs)),
                 f"{view.ladder.radii[rungs.start]:.1e}",
-                f"{share.value:.2f}" if math.isfinite(share.value) else "\u2013",
+                shown(share.value) if math.isfinite(share.value) else "\u2013",
                 f"{there.value:.1e}" if math.isfinite(there.value) else "\u2013",
                 rungs.verdict,
             )

@@ -40,6 +40,7 @@ from aliceopt.lab.results.kept_records import kept_records
 from aliceopt.lab.results.numbers import MINUS, show_seconds, signed
 from aliceopt.lab.results.reproduced import judged
 from aliceopt.lab.results.table import method_cells, method_rows
+from aliceopt.lab.words import meant
 
 _PLACE = re.compile(r"(<!-- results: (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
 
@@ -74,7 +75,7 @@ def _rows(folder: Path, name: str, to: str = "adamw") -> list[Compared]:
 def _row(folder: Path, name: str, method: str, to: str = "adamw") -> Compared:
     rows = {row.method: row for row in _rows(folder, name, to)}
     if method not in rows:
-        raise RecordError(f"no kept run of method {method!r}; there are {', '.join(rows)}")
+        raise RecordError(f"no kept run of method {method!r}{meant(method, rows)}")
     return rows[method]
 
 

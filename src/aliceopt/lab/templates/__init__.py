@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from aliceopt.lab.problem import ProblemError
 from aliceopt.lab.words import meant
 from aliceopt.lab.writing import writing
 
-__all__ = ["KINDS", "template", "write_template"]
+__all__ = ["KINDS", "missing_package", "template", "write_template"]
 
 KINDS = {
     "spirals": "a small network and points in a plane",
@@ -19,12 +20,21 @@ KINDS = {
 }
 """Each is a file of this folder."""
 
+_NEEDS = {"huggingface": "transformers"}
+"""Packages that the lab does not bring."""
+
 
 def template(kind: str) -> str:
     """The text of a problem of some kind."""
     if kind not in KINDS:
         raise ProblemError(f"--kind {kind!r} is no kind of problem{meant(kind, KINDS)}")
     return Path(__file__).with_name(f"{kind}.py").read_text(encoding="utf-8")
+
+
+def missing_package(kind: str) -> str | None:
+    """What has to be installed before a problem of some kind can run; None if nothing has."""
+    package = _NEEDS.get(kind)
+    return package if package and importlib.util.find_spec(package) is None else None
 
 
 def write_template(path: Path, kind: str = "spirals") -> None:
