@@ -27,7 +27,6 @@ from aliceopt.lab.presets import PRESETS, Asked, Preset, cost_of
 from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
 from aliceopt.lab.results.landscape_table import within
-from aliceopt.lab.writing import write_tensors
 from aliceopt.landscape import Estimate
 
 PROBLEM = """
@@ -325,22 +324,6 @@ def test_a_step_that_goes_nowhere_makes_no_slice(
     (record,) = map(json.loads, (tmp_path / "landscape.jsonl").read_text().splitlines())
     lines = [one["directions"] for one in record["slices"] if len(one["directions"]) == 1]
     assert lines == [["gradient"], ["random"]]
-
-
-def test_tensors_are_written_as_others_read_them(tmp_path: Path) -> None:
-    """Types, shapes and values come back; an empty one and a single number as well."""
-    safetensors = pytest.importorskip("safetensors.torch")
-    given = {
-        "a": torch.randn(3, 4, dtype=torch.float64).T,
-        "b/c": torch.tensor(2, dtype=torch.int64),
-        "d": torch.zeros(0, 2),
-        "e": torch.randn(5).to(torch.bfloat16),
-    }
-    write_tensors(tmp_path / "x.safetensors", given)
-    read = safetensors.load_file(tmp_path / "x.safetensors")
-    assert read.keys() == given.keys()
-    assert all(torch.equal(read[name], given[name]) for name in given)
-    assert [read[name].dtype for name in given] == [given[name].dtype for name in given]
 
 
 @pytest.mark.parametrize(

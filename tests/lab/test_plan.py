@@ -3,11 +3,8 @@
 import json
 
 import pytest
-import torch
-from torch import nn
 
-from aliceopt import Alice
-from aliceopt.lab.methods import METHODS, make_method
+from aliceopt.lab.methods import METHODS
 from aliceopt.lab.plan import EXPERIMENTS, PlanError, experiment_plan, scales_of, settings_of
 from aliceopt.lab.results import deviations
 from aliceopt.lab.spec import Plan, PowerLaw
@@ -116,33 +113,6 @@ def test_the_papers_settings_are_the_papers(name):
             assert (options["eps"], options["lr_min"]) == (1e-8, 0.0)
             ahead = 1.5 if method.label == "Alice, defaults" else 1.0
             assert options["lookahead"] == ahead
-
-
-def test_what_stands_beside_the_papers_methods():
-    """As many gradients as Adam, the package's defaults, and whole steps that go no further."""
-    plan = experiment_plan("resnet18-methods", "paper", read=False)
-    gradients = {run.method: run.gradients for run in plan.runs}
-    assert gradients["alice-equal"] == gradients["adam"] == 45_000
-    equal = plan.run(next(run for run in plan.runs if run.method == "alice-equal"))
-    assert equal.training.steps == 30_000
-    assert equal.options == plan.methods["alice"].options
-    method = make_method("alice", nn.Linear(2, 2), plan.methods["alice-defaults"].options, seed=0)
-    (group,), defaults = method.optimizers[0].param_groups, Alice([nn.Parameter(torch.zeros(1))])
-    unused = ("params", "probe_radius", "quick_steps", "seed")
-    wanted = {k: v for k, v in defaults.param_groups[0].items() if k not in unused}
-    found = {k: tuple(v) if isinstance(v, list) else v for k, v in group.items()}
-    assert {k: found[k] for k in wanted} == wanted
-    naq = experiment_plan("resnet18-naq", "paper", read=False).methods
-    for term in ("glass", "abs", "glass-abs", "rms"):
-        short, long = naq[f"short-{term}"].options, naq[f"naq-{term}"].options
-        assert short["lr"] * phi(short) == pytest.approx(long["lr"] * phi(long))
-        assert short == {**naq[f"full-{term}"].options, "lr": 5e-4}
-
-
-@pytest.mark.parametrize("share", [0, -1, "half"])
-def test_a_share_of_a_run_is_a_positive_number(share):
-    with pytest.raises(ValueError, match=r"methods\.alice-equal\.share"):
-        experiment_plan("resnet18-methods", sets=[f"methods.alice-equal.share={share}"], read=False)
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aliceopt.lab import records
+from aliceopt.lab import provenance, records
 from aliceopt.lab.records import (
     Journal,
     RecordError,
@@ -300,6 +300,6 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path):
 
 def test_versions_name_what_made_the_numbers():
     """Package, Python, torch, numpy; the commit where there is one."""
-    found = records.versions()
+    found = provenance.versions()
     assert set(found) == {"aliceopt", "commit", "python", "torch", "numpy"}
     assert found["torch"] == torch.__version__

@@ -222,7 +222,7 @@ def _facts(
     from aliceopt.lab.clock import now
     from aliceopt.lab.precision import in_words
     from aliceopt.lab.presets import Cost
-    from aliceopt.lab.records import versions
+    from aliceopt.lab.provenance import versions
     from aliceopt.lab.spec import LabProblem
     from aliceopt.lab.words import counted, settings_in_words
 

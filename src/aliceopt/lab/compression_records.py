@@ -17,7 +17,8 @@ from typing import Any
 
 from aliceopt.lab.compression import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
 from aliceopt.lab.network import JOURNAL, Network, plain_settings
-from aliceopt.lab.records import RecordError, device_name, run_folder, run_paths, versions
+from aliceopt.lab.provenance import device_name, versions
+from aliceopt.lab.records import RecordError, run_folder, run_paths
 from aliceopt.lab.spec import Run
 from aliceopt.lab.writing import replacing
 

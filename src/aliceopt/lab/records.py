@@ -11,22 +11,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
-import subprocess
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-import aliceopt
 from aliceopt.lab.spec import Plan, Run
 from aliceopt.lab.typed import FieldError, from_json, to_json
-from aliceopt.lab.words import counted, plain
+from aliceopt.lab.words import plain
 from aliceopt.lab.writing import replacing, write_all, writing
 
 __all__ = [
@@ -36,7 +31,6 @@ __all__ = [
     "Records",
     "RunRecord",
     "Silent",
-    "device_name",
     "fitting",
     "load_checkpoint",
     "read_events",
@@ -46,7 +40,6 @@ __all__ = [
     "read_runs",
     "run_folder",
     "save_checkpoint",
-    "versions",
     "write_plan",
 ]
 
@@ -199,44 +192,6 @@ def read_plan(folder: Path) -> Plan:
     # Labels stand in tables and figures, whoever wrote them.
     named = {key: replace(m, label=plain(m.label)) for key, m in plan.methods.items()}
     return replace(plan, methods=named)
-
-
-def device_name(device: torch.device) -> str:
-    """What the numbers were made on."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"
-
-
-@cache
-def versions() -> dict[str, str | None]:
-    """What the numbers were made with."""
-    return {
-        "aliceopt": aliceopt.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def _commit() -> str | None:
-    """The commit this package is run from, with a mark if files differ; None if it is installed.
-
-    A copy without its history may be told the commit in $ALICEOPT_COMMIT.
-    """
-    here = Path(__file__).resolve().parents[3]
-    if not (here / ".git").exists():
-        return os.environ.get("ALICEOPT_COMMIT") or None
-    git = ["git", "--no-optional-locks", "-C", str(here)]  # a reader only, who may be killed
-    try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        edits = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
-    except OSError:
-        return None
-    if head.returncode != 0:
-        return None
-    return head.stdout.strip() + ("+changes" if edits.stdout.strip() else "")
 
 
 @dataclass

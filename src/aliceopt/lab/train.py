@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt.compress.recalibration import norms_of
-from aliceopt.lab import records
+from aliceopt.lab import provenance, records
 from aliceopt.lab.blocks import blocks_in_words
 from aliceopt.lab.clock import Clock, now
 from aliceopt.lab.evaluation import evaluate, fresh_statistics
@@ -245,8 +245,8 @@ class Loop:
             "start",
             run={"method": run.method, "label": run.label, "seed": run.seed},
             config=to_json(run),
-            versions=records.versions(),
-            device=records.device_name(self.device),
+            versions=provenance.versions(),
+            device=provenance.device_name(self.device),
             parameters=sum(p.numel() for p in self.model.parameters()),
             blocks=blocks_in_words(self.model),
             batches=len(self.data),
