@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,15 +9,11 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
-from typer.testing import CliRunner
-
-from aliceopt.cli import build
 from aliceopt.lab.data import generate
 from aliceopt.lab.plan import EXPERIMENTS, SCALES
 from aliceopt.lab.records import read_plan, read_runs
+from cli_cases import aliceopt, quick, smoke
 from experiment_records import write_records
-
-KEPT = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +23,6 @@ def clean(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-
-
-def aliceopt(*arguments):
-    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
-
-
-def smoke(name, *more):
-    return aliceopt("run", name, "--scale", "smoke", "--workers", 1, "--device", "cpu", *more)
-
-
-def quick(*more):
-    """The quickest run there is: one seed of Adam, two steps."""
-    sets = ("--set", "train.steps=2", "--set", "train.validation_batches=1", "--seeds", 1)
-    return smoke("resnet18-methods", "--methods", "adam", *sets, *more)
 
 
 def test_one_name_runs_a_family(tmp_path):

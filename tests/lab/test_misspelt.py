@@ -7,9 +7,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
-from typer.testing import CliRunner
-
-from aliceopt.cli import build
+from cli_cases import aliceopt
 
 KEPT = Path(__file__).parents[2] / "results"
 
@@ -19,10 +17,6 @@ def clean(tmp_path, monkeypatch):
     """An empty folder, and a wide terminal."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-
-
-def aliceopt(*arguments):
-    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,17 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
-from typer.testing import CliRunner
-
-from aliceopt.cli import build
 from aliceopt.cli.folders import clear
 from aliceopt.lab.plan import experiment_plan
 from aliceopt.lab.records import Journal, read_plan, read_runs, write_plan
 from aliceopt.lab.typed import to_json
-
-KEPT = Path(__file__).parents[2] / "results"
+from cli_cases import quick
 
 
 @pytest.fixture(autouse=True)
@@ -27,20 +22,6 @@ def clean(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-
-
-def aliceopt(*arguments):
-    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
-
-
-def smoke(name, *more):
-    return aliceopt("run", name, "--scale", "smoke", "--workers", 1, "--device", "cpu", *more)
-
-
-def quick(*more):
-    """The quickest run there is: one seed of Adam, two steps."""
-    sets = ("--set", "train.steps=2", "--set", "train.validation_batches=1", "--seeds", 1)
-    return smoke("resnet18-methods", "--methods", "adam", *sets, *more)
 
 
 def test_a_folder_with_records_is_not_written_to_without_a_word(tmp_path):
