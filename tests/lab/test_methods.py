@@ -16,6 +16,7 @@ from aliceopt.lab.methods import (
     mean_gradients,
     planned,
 )
+from aliceopt.lab.plan import experiment_plan
 from method_cases import assert_same, batches, by_hand, drive, network
 from paper import paper_alice
 
@@ -324,3 +325,13 @@ def test_what_a_graph_cannot_hold_is_known():
     assert is_capturable(torch.optim.SGD(params, momentum=0.9))
     assert not is_capturable(torch.optim.SGD(params, momentum=0.9, dampening=0.1))
     assert not is_capturable(torch.optim.LBFGS(params))
+
+
+def test_a_method_at_another_rate_keeps_its_name():
+    """Also what all of Alice's methods share of it; the rate stands behind."""
+    plan = experiment_plan(
+        "resnet18-methods", "smoke", methods=["alice", "alice@1e-3", "adam@2"], read=False
+    )
+    usual, *others = (method.label for method in plan.methods.values())
+    assert usual == "Alice, glass + abs, NAQ"
+    assert others == [f"{usual}, lr 1e-3", "Adam, lr 2"]

@@ -396,11 +396,3 @@ def test_unknown_experiments_and_scales_are_refused(name, scale, said):
     """With the nearest right name, or all of them."""
     with pytest.raises(PlanError, match=said):
         experiment_plan(name, scale, read=False)
-
-
-def test_a_method_at_another_rate_keeps_its_name():
-    """Also what all of Alice's methods share of it; the rate stands behind."""
-    plan = experiment_plan("resnet18-methods", "smoke", methods=["alice", "alice@1e-3", "adam@2"])
-    usual, *others = (method.label for method in plan.methods.values())
-    assert usual == "Alice, glass + abs, NAQ"
-    assert others == [f"{usual}, lr 1e-3", "Adam, lr 2"]
