@@ -19,25 +19,19 @@ import functools
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .sharding import local
 
-__all__ = ["Keeper", "References", "is_owned", "kept", "references"]
+__all__ = ["Keeper", "is_owned", "kept", "references"]
 
 
-class References(NamedTuple):
-    """How often something refers to a gradient: to the tensor and to its storage, each as a Python
-    object and in C++.
-    """
-
-    tensor_object: int
-    tensor: int
-    storage_object: int
-    storage: int
+References = tuple[int, int, int, int]
+"""How often something refers to a gradient: to the tensor as a Python object and in C++, to its
+storage as a Python object and in C++."""
 
 
 def references(param: Tensor) -> References | None:
@@ -45,19 +39,13 @@ def references(param: Tensor) -> References | None:
 
     Takes the parameter, not the gradient, so that no caller's reference counts.
     """
-    gil: Any = getattr(sys, "_is_gil_enabled", None)  # without it counts are approximate
-    if not hasattr(sys, "getrefcount") or (gil is not None and not gil()):
-        return None
     grad: Any = param.grad
-    if not hasattr(torch._C, "_storage_Use_Count") or not hasattr(grad, "_use_count"):
-        return None
     storage = grad.untyped_storage()
-    return References(
-        sys.getrefcount(grad),
-        grad._use_count(),
-        sys.getrefcount(storage),
-        torch._C._storage_Use_Count(storage._cdata),
-    )
+    try:
+        of_storage = torch._C._storage_Use_Count(storage._cdata)
+        return sys.getrefcount(grad), grad._use_count(), sys.getrefcount(storage), of_storage
+    except AttributeError:  # neither Python nor torch promises these counters
+        return None
 
 
 @functools.cache
@@ -75,19 +63,21 @@ def is_owned(param: Tensor) -> bool:
     """
     if type(param.grad) is not Tensor or param.grad.layout != torch.strided:
         return False
-    if param.grad.requires_grad or weakref.getweakrefcount(param.grad):
+    found = references(param)
+    if found is None or found != _own_references() or not _are_counts_exact():
         return False
-    if not _is_private(param.grad):
+    grad = param.grad
+    if grad.requires_grad or weakref.getweakrefcount(grad):
         return False
-    found, own = references(param), _own_references()
-    return found is not None and own is not None and all(map(int.__le__, found, own))
-
-
-def _is_private(grad: Tensor) -> bool:
-    """Whether the storage is torch's own, of this process, and holds the gradient alone."""
     storage = grad.untyped_storage()
-    shared = storage.device.type == "cpu" and storage.is_shared()
-    return bool(storage.resizable()) and not shared and storage.nbytes() == grad.nbytes
+    if not storage.resizable() or storage.nbytes() != grad.nbytes:
+        return False
+    return not (grad.is_cpu and storage.is_shared())
+
+
+def _are_counts_exact() -> bool:
+    """Without a global lock references are counted only roughly."""
+    return sys.version_info < (3, 13) or bool(sys._is_gil_enabled())
 
 
 def kept(param: Tensor) -> Tensor:
