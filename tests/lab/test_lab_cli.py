@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,34 @@ def test_a_family_goes_on_after_one_that_cannot_finish(tmp_path):
     assert result.exit_code == 1
     assert len(list((tmp_path / "all").glob("pays-*/report.html"))) == 4
     assert smoke("payz").exit_code == 2
+
+
+def test_results_that_are_kept_are_not_made_again(tmp_path, monkeypatch):
+    """What is left is said, and run; where nothing is, nothing is written. A folder must be one."""
+    few = ("--methods", "adam", "--seeds", 2, "--out", tmp_path / "out", "--not-in")
+    refused = smoke("resnet18-methods", *few, tmp_path / "typo")
+    assert refused.exit_code == 2
+    assert f"there is no folder '{tmp_path / 'typo'}'" in refused.output
+    monkeypatch.setattr(
+        "aliceopt.lab.results.kept.without_kept",
+        lambda plan, folder, on_cpu: replace(plan, runs=plan.runs[2 - left :]) if on_cpu else plan,
+    )
+    left = 0
+    result = smoke("resnet18-methods", *few, tmp_path)
+    assert result.exit_code == 0, result.output
+    assert f"{tmp_path} keeps 2 of 2 runs" in result.output
+    assert not (tmp_path / "out" / "plan.json").exists()
+    left = 1
+    result = smoke("resnet18-methods", *few, tmp_path)
+    assert result.exit_code == 0, result.output
+    assert [(run.seed, run.status) for run in read_runs(tmp_path / "out")] == [(1, "finished")]
+
+
+def test_only_this_machine_can_keep_to_whole_runs(tmp_path):
+    """Rays and ranks are handed all runs at once."""
+    refused = smoke("resnet18-methods", "--whole", "--launcher", "ray", "--out", tmp_path / "out")
+    assert refused.exit_code == 2
+    assert "--whole is for --launcher local" in refused.output
 
 
 def test_a_family_shares_its_minutes(tmp_path, monkeypatch):

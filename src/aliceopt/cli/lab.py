@@ -17,6 +17,7 @@ from aliceopt.cli.refusal import needs_lab, refuse, say, told
 
 if TYPE_CHECKING:
     from aliceopt.lab.records import Records
+    from aliceopt.lab.spec import Plan
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,6 +75,8 @@ def run(
     overwrite: options.Overwrite = False,
     tensorboard: options.TensorBoard = False,
     minutes: options.Minutes = None,
+    whole: options.Whole = False,
+    not_in: options.NotIn = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
@@ -89,6 +92,8 @@ def run(
         resume=resume,
         overwrite=overwrite,
         tensorboard=tensorboard,
+        whole=whole,
+        not_in=not_in,
         dry_run=dry_run,
     )
     names = FAMILIES.get(experiment, (experiment,))
@@ -122,6 +127,8 @@ class _Asked(NamedTuple):
     resume: bool
     overwrite: bool
     tensorboard: bool
+    whole: bool
+    not_in: Path | None
     dry_run: bool
 
 
@@ -145,11 +152,15 @@ def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: fl
             precision=asked.precision,
             root=carry_out.data_root(name, scale, asked.data, folder, make=not asked.dry_run),
         )
+        if asked.not_in is not None:
+            plan = _without_kept(plan, asked.not_in, *asked.by_whom[:2])
+            if not plan.runs:
+                return
         if asked.dry_run:
             preview.print_plan(plan)
             return
         plan = carry_out.with_data(plan)
-        trainer = stack.enter_context(carry_out.launched(*asked.by_whom))
+        trainer = stack.enter_context(carry_out.launched(*asked.by_whom, whole=asked.whole))
         how = carry_out.How(trainer, asked.resume, asked.tensorboard, minutes)
         if asked.overwrite:  # last, when nothing is left that could be refused
             check_not_both(asked.resume)
@@ -158,6 +169,18 @@ def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: fl
         if finished or any(run.status != "missing" for run in records.runs):
             carry_out.print_experiment(records)
     end(records, finished)
+
+
+def _without_kept(plan: Plan, folder: Path, launcher: str, device: str) -> Plan:
+    from aliceopt.lab import carry_out
+    from aliceopt.lab.results.kept import without_kept
+
+    if not folder.is_dir():
+        raise ValueError(f"--not-in: there is no folder {str(folder)!r}")
+    on_cpu = None if launcher != "local" else carry_out.devices(device) == ["cpu"]
+    left = without_kept(plan, folder, on_cpu=on_cpu)
+    say(f"{folder} keeps {len(plan.runs) - len(left.runs)} of {len(plan.runs)} runs")
+    return left
 
 
 def end(records: Records, finished: bool) -> None:

@@ -47,6 +47,20 @@ Minutes = Annotated[
         help="Stop after so long: runs under way save a checkpoint, and --resume goes on."
     ),
 ]
+Whole = Annotated[
+    bool,
+    typer.Option(
+        "--whole",
+        help="With --minutes, begin no run that would not end in time, going by those that have.",
+    ),
+]
+NotIn = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RESULTS",
+        help="Leave out runs whose results this folder keeps, as aliceopt results add wrote them.",
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(

@@ -49,8 +49,12 @@ def _under_torchrun() -> bool:
 
 
 @contextlib.contextmanager
-def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launcher]:
+def launched(
+    launcher: str, device: str, workers: int | None, *, whole: bool = False
+) -> Iterator[Launcher]:
     """Whoever is to train the runs, as `check_launcher` let pass; under torchrun all its ranks."""
+    if whole and (launcher != "local" or _under_torchrun()):
+        raise PlanError("--whole is for --launcher local, without torchrun: others begin all runs")
     if _under_torchrun():
         from aliceopt.lab.ranks import together
 
@@ -61,7 +65,7 @@ def launched(launcher: str, device: str, workers: int | None) -> Iterator[Launch
         with connected(device, workers) as cluster:
             yield cluster
     else:
-        yield Local(devices(device), workers)
+        yield Local(devices(device), workers, whole)
 
 
 def paces(study: Study, device: str, workers: int | None) -> dict[str, float]:

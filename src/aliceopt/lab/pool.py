@@ -7,13 +7,14 @@ They ignore Ctrl-C, which is the parent's to handle, and end when the parent doe
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from aliceopt.lab.launch import TIME_IS_UP, Launcher, Setting, cores, train_run
+from aliceopt.lab.methods import planned
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.records import ENDED, RunRecord, read_plan, read_runs, write_plan
 from aliceopt.lab.spec import Plan, Run
@@ -174,11 +176,12 @@ class Local:
     """Trains runs on this machine, several at once.
 
     ``workers`` is the number of processes: by default one a GPU, or one a core. One worker, or one
-    run, means that it happens in this process.
+    run, means that it happens in this process. ``whole``: see `_Queue`.
     """
 
     devices: Sequence[str] = ("cpu",)
     workers: int | None = None
+    whole: bool = False
 
     @property
     def on_cpu(self) -> bool:
@@ -191,18 +194,23 @@ class Local:
 
     def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
         """In worker processes, or one after another in this one."""
-        count = self._at_once(len(runs))
+        count, queue = self._at_once(len(runs)), _Queue(list(runs), setting.deadline, self.whole)
         if count > 1:
             devices = [self.devices[i % len(self.devices)] for i in range(count)]
             if not self.on_cpu:  # there every run has cores of its own
                 setting = replace(setting, sharing=-(-count // len(self.devices)))
-            _Pool(runs, setting, devices, watch).run()
+            _Pool(queue, setting, devices, watch).run()
             return
         threads = torch.get_num_threads()
         try:
-            for run in runs:
-                if setting.over or train_run(run, setting, self.devices[0], watch) == "interrupted":
+            while (run := queue.next()) is not None:
+                begun = time.time()
+                status = train_run(run, setting, self.devices[0], watch)
+                if status == "interrupted":
                     raise KeyboardInterrupt(TIME_IS_UP if setting.over else "")
+                queue.ended(run, status, time.time() - begun)
+            if queue.runs:
+                raise KeyboardInterrupt(TIME_IS_UP)
         finally:
             torch.set_num_threads(threads)
 
@@ -212,20 +220,57 @@ class Local:
 
 
 @dataclass
+class _Queue:
+    """Runs that are still to be begun, in their order, until the deadline.
+
+    ``whole``: only those that will have ended by then, going by the seconds a gradient of the same
+    method's runs, or of the slowest method if there is none yet. The first one is always begun.
+    """
+
+    runs: list[Run]
+    deadline: float | None
+    whole: bool
+    _paces: dict[str, float] = field(default_factory=dict)
+
+    def next(self) -> Run | None:
+        """The next to be begun; None if there is none, or the time is up."""
+        left = math.inf if self.deadline is None else self.deadline - time.time()
+        for i, run in enumerate(self.runs if left > 0 else ()):
+            if not self.whole or self._seconds(run) <= left:
+                return self.runs.pop(i)
+        return None
+
+    def ended(self, run: Run, status: str, seconds: float) -> None:
+        """Learn from a run; one that was cut short, or failed, says nothing."""
+        if status == "finished":
+            pace = seconds / _gradients(run)
+            self._paces[run.method] = max(pace, self._paces.get(run.method, 0.0))
+
+    def _seconds(self, run: Run) -> float:
+        slowest = max(self._paces.values(), default=0.0)
+        return self._paces.get(run.method, slowest) * _gradients(run)
+
+
+def _gradients(run: Run) -> int:
+    return planned(run.optimizer, run.options, run.training.steps)
+
+
+@dataclass
 class _Worker:
-    """A process, the pipe to it, and the run it is at."""
+    """A process, the pipe to it, and the run it is at, since when."""
 
     process: Any
     pipe: Connection
     device: str
     run: Run | None = None
+    begun: float = 0.0
 
 
 class _Pool:
     """Worker processes, each given the next run when it has ended one."""
 
-    def __init__(self, todo: Sequence[Run], setting: Setting, devices: list[str], watch: Watcher):
-        self._todo, self._setting, self._devices, self._watch = list(todo), setting, devices, watch
+    def __init__(self, queue: _Queue, setting: Setting, devices: list[str], watch: Watcher):
+        self._queue, self._setting, self._devices, self._watch = queue, setting, devices, watch
         self._workers: list[_Worker] = []
         self._left_out = False  # whether the time was up before all was done
 
@@ -268,8 +313,8 @@ class _Pool:
         return _Worker(process, mine, device)
 
     def _give(self, worker: _Worker) -> None:
-        worker.run = self._todo.pop(0) if self._todo and not self._setting.over else None
-        self._left_out |= worker.run is None and bool(self._todo)
+        worker.run, worker.begun = self._queue.next(), time.time()
+        self._left_out |= worker.run is None and bool(self._queue.runs)
         if worker.run is not None:
             try:
                 worker.pipe.send(worker.run)
@@ -284,6 +329,8 @@ class _Pool:
             return
         self._watch(progress)
         if progress.status != "running":
+            assert worker.run is not None
+            self._queue.ended(worker.run, progress.status, time.time() - worker.begun)
             self._left_out |= progress.status == "interrupted"
             self._give(worker)
 

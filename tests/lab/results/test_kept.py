@@ -8,7 +8,8 @@ import pytest
 
 from aliceopt.lab.records import Journal, RecordError, run_folder, write_plan
 from aliceopt.lab.results import kept_compression
-from aliceopt.lab.results.kept import Kept, add, gather, read_kept
+from aliceopt.lab.results.kept import Kept, add, gather, read_kept, without_kept
+from aliceopt.lab.results.kept_compare import as_filed
 from aliceopt.lab.results.kept_table import kept_rows, mean_and_half
 from aliceopt.lab.typed import to_json
 from experiment_records import write_records
@@ -264,3 +265,38 @@ def test_every_committed_line_is_a_record_and_files_are_as_add_writes_them(tmp_p
         (kept_compression.add if pruned else add)(lines, tmp_path)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
     assert not [path.name for path in COMMITTED.glob("*") if path.suffix not in (".jsonl", ".md")]
+
+
+def left(folder, on_cpu=False, **asked):
+    plan = experiment_plan(NAME, "paper", read=False, root=Path("/elsewhere"), **asked)
+    runs = without_kept(plan, folder, on_cpu=on_cpu).runs
+    return [(run.method, run.seed) for run in runs]
+
+
+def test_runs_that_are_kept_need_not_be_made_again(tmp_path):
+    """Of the same settings, scale, precision and kind of device; wherever the data lies."""
+    for seed in (0, 2):
+        lines, _ = gather(write_run(tmp_path / str(seed), seed=seed, precision="bf16"))
+        add(lines, tmp_path)
+    asked = {"methods": ["adam", "sgd-m"], "seeds": 3, "precision": "bf16"}
+    missing = [("sgd-m", 0), ("adam", 1), ("sgd-m", 1), ("sgd-m", 2)]
+    assert left(tmp_path, **asked) == left(tmp_path, None, **asked) == missing
+    assert len(left(tmp_path, on_cpu=True, **asked)) == 6
+    assert len(left(tmp_path, **{**asked, "precision": None})) == 6
+    assert len(left(tmp_path, sets=["methods.adam.lr=0.002"], **asked)) == 6
+    assert left(tmp_path, **{**asked, "methods": ["adam@1e-3"]}) == [("adam@1e-3", 1)]
+    assert len(left(tmp_path / "nothing", **asked)) == 6
+
+
+def test_all_of_the_committed_runs_as_filed_are_found():
+    """A field that a plan has gained since would make every kept run look like another one."""
+    for name, scale in ((NAME, "paper"), ("pays-gpt", "lab"), ("pays-small-gpt", "lab")):
+        lines = as_filed([x for x in read_kept(COMMITTED / f"{name}.jsonl") if x.scale == scale])
+        alone = {x.method: x for x in lines if x.seed == 0 and x.status == "finished"}
+        assert alone
+        for method, line in alone.items():
+            plan = experiment_plan(
+                name, scale, read=False, seeds=1, methods=[method], precision=line.precision
+            )
+            on_cpu = line.device.startswith("cpu")
+            assert not without_kept(plan, COMMITTED, on_cpu=on_cpu).runs, line.id

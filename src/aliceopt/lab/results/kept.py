@@ -73,11 +73,15 @@ class Kept:
 
     def settings_digest(self) -> str:
         """A name of the settings and the device: all but the seed, the label and CPU threads."""
-        config = to_json(self.config)
-        config = {k: v for k, v in config.items() if k not in ("seed", "label")}
-        config["training"].pop("threads")
-        text = json.dumps([config, self.device], sort_keys=True, allow_nan=False)
+        text = json.dumps([_settings(self.config), self.device], sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _settings(config: Run) -> Line:
+    """What makes two runs the same but for their seeds; CPU threads do not count."""
+    settings = {k: v for k, v in to_json(config).items() if k not in ("seed", "label")}
+    settings["training"].pop("threads")
+    return settings
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,7 @@ def _kept(plan: Plan, run: RunRecord) -> Kept:
     if run.ran is None:
         raise RecordError(f"the records of {where} are of another version")
     start, end, config = run.start, run.end or {}, run.ran
-    if isinstance(config.problem, LabProblem):  # where the data lay is nobody else's
-        data = {k: v for k, v in config.problem.data.items() if k != "root"}
-        config = replace(config, problem=replace(config.problem, data=data))
+    config = _anywhere(config)
     alone = start.get("sharing", 1) == 1
     evaluations = run.evaluations if alone else [{**e, "seconds": None} for e in run.evaluations]
     of_run = ("method", "label", "seed", "status", "final", "gradients")
@@ -120,6 +122,32 @@ def _kept(plan: Plan, run: RunRecord) -> Kept:
         | ({"exponents": [_exponents(law) for law in run.power_law]} if run.power_law else {}),
     }
     return _read(line, where)
+
+
+def _anywhere(config: Run) -> Run:
+    """The run, wherever its data lies."""
+    if not isinstance(config.problem, LabProblem):
+        return config
+    data = {k: v for k, v in config.problem.data.items() if k != "root"}
+    return replace(config, problem=replace(config.problem, data=data))
+
+
+def without_kept(plan: Plan, folder: Path, *, on_cpu: bool | None) -> Plan:
+    """The plan's runs whose results the folder does not keep, and the methods that are left.
+
+    Those of a CPU and of GPUs are told apart; by None they are not.
+    """
+
+    def identity(config: Run) -> Line:  # a rate behind a method's name is among its options
+        return {**_settings(config), "method": config.method.partition("@")[0], "seed": config.seed}
+
+    lines = [x for x in read_kept(folder / f"{plan.name}.jsonl") if x.scale == plan.scale]
+    mine = [x for x in lines if on_cpu in (None, x.device.startswith("cpu"))]
+    there = [identity(x.config) for x in mine]
+    left = [run for run in plan.runs if identity(_anywhere(plan.run(run))) not in there]
+    named = {run.method for run in left}
+    methods = {key: method for key, method in plan.methods.items() if key in named}
+    return replace(plan, runs=left, methods=methods)
 
 
 def _columns(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
