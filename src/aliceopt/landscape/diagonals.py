@@ -268,7 +268,7 @@ def _hessian_sums(loss: Tensor, params: Sequence[Tensor], rows: int) -> list[Ten
         )
     found = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        total = torch.zeros(2, dtype=torch.float64)
+        total = torch.zeros(2, dtype=torch.float64, device="cpu")
         found.append(total)
         if grad is None or not grad.requires_grad:
             continue  # not used, or the same gradient everywhere: no curvature
