@@ -329,6 +329,16 @@ def test_a_model_that_looks_ahead_may_swap_its_parameters() -> None:
     assert same([value.double() for value in before], values(model))
 
 
+def test_who_stops_looking_ahead_is_at_home() -> None:
+    """The model is exported next, and no hook would tell of it."""
+    model, optimizer = made()
+    run(model, optimizer)
+    home = values(model)
+    model(X)
+    optimizer.looking_ahead.stop()
+    assert same(home, values(model))
+
+
 def edited(kind: str, grad: Tensor, param: Tensor) -> None:
     if kind == "division":
         grad.div_(3)

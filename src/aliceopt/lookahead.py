@@ -136,7 +136,8 @@ class LookAhead:
         return optimizer._params() if optimizer is not None else []
 
     def stop(self) -> None:
-        """Tell of nothing any more."""
+        """Tell of nothing any more; nobody would bring the parameters home, so they go now."""
+        self.come_home()
         _EVERYBODY.discard(self)
         _remove(self._handles)
 
