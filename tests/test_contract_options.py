@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from aliceopt import Alice
 from paper import paper_alice
 
 NUMBERS = ("lr", "lr_min", "weight_decay", "eps")
@@ -88,6 +91,36 @@ def test_bad_tensor_option_is_refused(name, value):
     """A tensor must hold one real number in range."""
     with pytest.raises(ValueError, match=rf"{name} must be a number in \[0, inf\), got tensor"):
         paper_alice([parameter()], **{name: value})
+
+
+@pytest.mark.parametrize("implementation", ["eager", "auto"])
+@pytest.mark.parametrize("kind", [np.float32, np.int64, torch.tensor, lambda x: torch.tensor([x])])
+@pytest.mark.parametrize("name", NUMBERS + POSITIVE)
+def test_a_number_of_numpy_or_torch_is_a_number(
+    name: str, kind: Callable[[float], Any], implementation: str
+) -> None:
+    """Schedules are made with numpy, too; one element is a number, as torch has it."""
+
+    def trained(value: Any) -> torch.Tensor:
+        p = parameter()
+        optimizer = paper_alice([p], implementation=implementation, **{name: value})
+        for _ in range(3):
+            optimizer.step(lambda: p.pow(3).sum().backward())
+        return p.detach()
+
+    assert torch.equal(trained(kind(1)), trained(1.0))
+
+
+def test_a_scripted_model_is_refused() -> None:
+    """TorchScript has no hooks; without a model it is trained, ahead by hand."""
+    model = nn.Sequential(torch.jit.script(nn.Linear(3, 2)), nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"model \(Sequential\) is scripted.*look_ahead\(\)"):
+        Alice(model.parameters(), model=model)
+    optimizer = Alice(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.look_ahead()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
 
 
 @pytest.mark.parametrize(("name", "value"), [("quick_steps", 1), ("seed", 9), ("max_grad_norm", 2)])

@@ -259,6 +259,86 @@ def test_the_watches_take_whatever_there_is() -> None:
     assert teacher.training
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+def test_the_watches_take_nested_meta_and_batched_inputs() -> None:
+    """What cannot be compared from round to round is not, and stops no step."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, like: Tensor | None = None) -> Tensor:
+            return self.layer(x.to_padded_tensor(0.0) if x.is_nested else x)
+
+    for inputs in (
+        lambda model: model(torch.nested.nested_tensor([X[:2], X[2:]])),
+        lambda model: model(X, torch.empty(3, device="meta")),
+        lambda model: torch.vmap(model)(X.clone()),
+    ):
+        model, optimizer = made(Padded(), hessian="abs", glass=True)
+        optimizer.step(lambda call=inputs, model=model: call(model).square().sum().backward())
+        assert optimizer.gradient_evaluations == 3
+
+
+def test_a_loop_may_find_gradients_of_empty_parameters_alone() -> None:
+    """As a process does that has no rows of a sharded model."""
+    empty = nn.Parameter(torch.zeros(0))
+    optimizer = paper_alice([empty, nn.Parameter(torch.ones(2))], **OPTIONS)
+    for _ in optimizer.evaluations():
+        empty.sum().backward()
+    optimizer.step()
+    assert optimizer.gradient_evaluations == 3
+
+
+@pytest.mark.parametrize("implementation", ["eager", "auto"])
+@pytest.mark.parametrize("transform", ["grad", "jacrev", "jvp", "vmap"])
+def test_a_model_that_torch_func_differentiates_looks_ahead(
+    transform: str, implementation: str
+) -> None:
+    """With respect to inputs, as of a differential equation; the gradients are those at nu."""
+    calls = {
+        "grad": lambda model: torch.func.grad(lambda x: model(x).sum())(X),
+        "jacrev": lambda model: torch.vmap(torch.func.jacrev(model))(X),
+        "jvp": lambda model: torch.func.jvp(model, (X,), (torch.ones_like(X),))[1],
+        "vmap": torch.vmap,
+    }
+    found = []
+    for by_hand in (False, True):
+        model, optimizer = made(implementation=implementation)
+        run(model, optimizer)
+        if by_hand:
+            optimizer.look_ahead()
+        made_of = calls[transform](model)
+        (made_of(X) if transform == "vmap" else made_of).square().sum().backward()
+        optimizer.step()
+        found.append(values(model))
+    assert same(*found)
+
+
+def test_a_model_that_looks_ahead_may_swap_its_parameters() -> None:
+    """A tensor that has weak references torch refuses to swap."""
+    model, optimizer = made()
+    run(model, optimizer)
+    before = values(model)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert same([value.double() for value in before], values(model))
+
+
+def test_who_stops_looking_ahead_is_at_home() -> None:
+    """The model is exported next, and no hook would tell of it."""
+    model, optimizer = made()
+    run(model, optimizer)
+    home = values(model)
+    model(X)
+    optimizer.looking_ahead.stop()
+    assert same(home, values(model))
+
+
 def edited(kind: str, grad: Tensor, param: Tensor) -> None:
     if kind == "division":
         grad.div_(3)

@@ -290,6 +290,8 @@ def test_telemetry_describes_the_last_step_not_the_next():
     before = optimizer.telemetry()
     optimizer.param_groups[0]["lr"] = LR / 100
     assert optimizer.telemetry() == before
+    optimizer.param_groups[0].update(hessian="none", glass=False)  # from the next step on
+    assert optimizer.telemetry() == before
 
 
 def test_asking_changes_nothing():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LookAhead:
         self._optimizer = weakref.ref(optimizer)
         roots = list(_callable(model)) if model is not None else []
         self._roots = [weakref.ref(root) for root in roots]
-        self._known: tuple[Any, str, Any] | None = None
+        self._known: tuple[Any, str, int] | None = None
         self.rival: weakref.ref[LookAhead] | None = None
         self._off = False
         self._handles: list[Any] = []
@@ -100,7 +101,9 @@ class LookAhead:
         if optimizer is None:
             self.stop()
         elif not self.is_silent and self._is_ours(module, optimizer):
-            self._before_call(optimizer, training=module.training, inputs=(args, kwargs))
+            # A function that torch.func differentiates must not write to what it was not given.
+            with temporarily_clear_interpreter_stack():
+                self._before_call(optimizer, training=module.training, inputs=(args, kwargs))
 
     @staticmethod
     def _before_call(optimizer: Alice, *, training: bool, inputs: Any) -> None:
@@ -133,7 +136,8 @@ class LookAhead:
         return optimizer._params() if optimizer is not None else []
 
     def stop(self) -> None:
-        """Tell of nothing any more."""
+        """Tell of nothing any more; nobody would bring the parameters home, so they go now."""
+        self.come_home()
         _EVERYBODY.discard(self)
         _remove(self._handles)
 
@@ -153,15 +157,16 @@ class LookAhead:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return True  # FSDP2 has tensors of its own there, every now and then
         if self._known is not None:
-            owner, name, param = self._known[0](), self._known[1], self._known[2]()
-            if owner is not None and owner._parameters.get(name) is param is not None:
+            owner, name, param = self._known[0](), *self._known[1:]
+            if owner is not None and id(owner._parameters.get(name)) == param:
                 return True
         mine = set(map(id, optimizer._params()))
         held = ((m, name, p) for m in module.modules() for name, p in m._parameters.items())
         found = next((there for there in held if id(there[2]) in mine), None)
         if found is None:
             return False
-        self._known = weakref.ref(found[0]), found[1], weakref.ref(found[2])
+        # Not a weak reference to the parameter: torch swaps no tensors that have any.
+        self._known = weakref.ref(found[0]), found[1], id(found[2])
         return True
 
 

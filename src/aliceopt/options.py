@@ -6,6 +6,7 @@ import difflib
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -162,8 +163,8 @@ def rates(group: dict[str, Any], count: int, weight: float, *, measuring: bool) 
 
     The topography's memory, in steps, does not depend on how often it is measured.
     """
-    beta1, beta2 = group["betas"]
-    beta_topo = float(beta2 ** (group["quick_steps"] + 1))
+    beta1, beta2 = map(number, group["betas"])
+    beta_topo = beta2 ** (group["quick_steps"] + 1)
     return Rates(
         beta1=beta1,
         beta2=beta2,
@@ -173,10 +174,10 @@ def rates(group: dict[str, Any], count: int, weight: float, *, measuring: bool) 
         topo_weight=beta_topo * weight + (1 - beta_topo) if measuring else weight,
         lr=number(group["lr"]),
         lr_min=number(group["lr_min"]),
-        eps=group["eps"],
+        eps=number(group["eps"]),
         step_fraction=step_fraction(group),
-        lookahead=group["lookahead"],
-        weight_decay=group["weight_decay"],
+        lookahead=number(group["lookahead"]),
+        weight_decay=number(group["weight_decay"]),
         limit=group["limit"],
         hessian=group["hessian"],
         glass=group["glass"],
@@ -241,7 +242,7 @@ def _check_number(name: str, value: Any, *, minimum: float, open_below: bool = F
         if value.device.type != "cpu":
             return  # reading it would wait for the device
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's are, too
         raise ValueError(rule)
     if not math.isfinite(value) or value < minimum or (open_below and value == minimum):
         raise ValueError(rule)
@@ -252,7 +253,7 @@ def _check_betas(betas: Any) -> None:
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(rule)
     for beta in betas:
-        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta < 1:
+        if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= float(beta) < 1:
             raise ValueError(rule)
 
 
@@ -327,6 +328,12 @@ def check_model(model: Any) -> None:
         return
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError(
+            f"model ({type(model).__name__}) is scripted, or part of it is, and TorchScript takes "
+            "no hooks: give the module it was made from, or no model, and call "
+            "optimizer.look_ahead() before the forward pass"
+        )
     if torch.distributed.is_available():
         from torch.distributed.fsdp import FullyShardedDataParallel
 

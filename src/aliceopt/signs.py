@@ -164,8 +164,8 @@ def joined_words(keys: Sequence[Key], counts: Sequence[int], device: torch.devic
     """
     lengths = [-(-count // _WORD_BITS) for count in counts]
     starts = [0, *accumulate(lengths)][:-1]
-    own = torch.tensor([*zip(*keys, strict=True), starts], dtype=torch.int64).to(device)
-    repeats = torch.tensor(lengths, dtype=torch.int64).to(device)
+    own = torch.tensor([*zip(*keys, strict=True), starts], dtype=torch.int64, device=device)
+    repeats = torch.tensor(lengths, dtype=torch.int64, device=device)
     low, high, start = own.repeat_interleave(repeats, 1, output_size=sum(lengths)).unbind()
     index = torch.arange(sum(lengths), dtype=torch.int64, device=device) - start
     return _hash_words(low, high, index).to(torch.int32)

@@ -181,7 +181,8 @@ def rates_of(site: Site) -> Rates:
 
 def _sums(site: Site) -> Tensor:
     """The entries of `_SUMS` for one parameter, on its device, over all its shards."""
-    avg, numbers = averages(site.state, site.group), rates_of(site)
+    numbers = rates_of(site)
+    avg = averages(site.state, vars(numbers))  # the step's terms, whatever the group has by now
     parts, est = anatomy(avg, numbers), corrected(avg, numbers)
     step = bounded_step(avg, numbers)
     zero = torch.zeros((), device=step.device)

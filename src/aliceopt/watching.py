@@ -120,8 +120,11 @@ class BatchWatch:
 
 
 def _is_data(leaf: Any) -> bool:
-    """Plain memory that nothing trained has made."""
-    return type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.requires_grad
+    """Plain memory that nothing trained has made, and that can be looked at."""
+    if type(leaf) is not Tensor or leaf.layout != torch.strided or leaf.requires_grad:
+        return False
+    batched = torch._C._functorch.is_functorch_wrapped_tensor(leaf)  # by vmap
+    return not (batched or leaf.is_nested or leaf.is_meta)
 
 
 def _same(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
@@ -226,6 +229,8 @@ class CenterWatch:
 def _sizes(params: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """The norm of each one's gradient, and its largest element, which tells the sign."""
     grads = [local(param.grad) for param in params if param.grad is not None]
+    if not grads:
+        return []  # torch refuses that, and a process may have empty shards only
     return list(zip(torch._foreach_norm(grads), torch._foreach_max(grads), strict=True))
 
 

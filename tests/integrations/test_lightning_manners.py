@@ -163,6 +163,19 @@ def test_a_training_step_that_returns_none_is_skipped() -> None:
     assert optimizer.gradient_evaluations == 4
 
 
+def test_what_a_training_step_takes_out_of_its_batch_is_there_again() -> None:
+    """Labels that are popped from a dictionary or a list, at every point of a step."""
+
+    class Popping(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            y = batch.pop()
+            return super().training_step([*batch, y], batch_idx)
+
+    module = Popping()
+    optimizer = fitted(module)
+    assert_same((module.net, optimizer), reference())
+
+
 def test_the_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
     """In seconds, with half as many gradients again as steps."""
     run_example("lightning_trainer")

@@ -190,3 +190,8 @@ def test_bad_input_is_named() -> None:
     large = nn.Linear(200, 101)
     with pytest.raises(ValueError, match="up to 20,000 of them, not sharded, got 20,301"):
         exact_diagonals(large, lambda: large(torch.ones(200)).sum())
+    with pytest.raises(ValueError, match="no batches were given"):
+        exact_diagonals(model, lambda batch: model(batch).sum(), batches=[])
+    sparse = nn.Embedding(5, 2, sparse=True)
+    with pytest.raises(RuntimeError, match=r"needs dense gradients.* use sparse=False"):
+        exact_diagonals(sparse, lambda: sparse(torch.tensor([1])).square().sum())

@@ -52,6 +52,18 @@ def test_a_pack_has_one_type_and_no_more_than_fits(monkeypatch: pytest.MonkeyPat
     assert names() == parted
 
 
+def test_an_empty_parameter_may_come_first() -> None:
+    """It is in a pack like any other, and what is measured of it is zero."""
+    model = nn.Sequential(nn.Linear(3, 1))
+    model.empty = nn.Parameter(torch.ones(0))
+    assert [len(pack.sites) for pack in packs_of(sites(model))] == [3]
+
+    def closure() -> None:
+        model(torch.ones(2, 3)).square().sum().backward()
+
+    assert diagonals(model, closure, 0.1, blocks=1).blocks["empty"]["signed"].value == 0
+
+
 def test_signs_and_parts_are_each_parameters_own() -> None:
     """The same signs as one by one; what is joined can be cut up again."""
     first, _ = packs_of(sites(Mixed()))

@@ -118,7 +118,7 @@ def _groups(graph: Any, model: nn.Module, worth: Mapping[str, Tensor]) -> Iterat
     scored = {weight.layer: worth[name] for name, weight in weights_of(model, worth).items()}
     for group in graph.get_all_groups(root_module_types=[nn.Conv2d, nn.Conv1d, nn.Linear]):
         root = group[0].dep.target.module
-        total = torch.zeros(len(group[0].idxs), dtype=torch.float64)
+        total = torch.zeros(len(group[0].idxs), dtype=torch.float64, device="cpu")
         known = is_output = False
         for item in group:
             outward = graph.is_out_channel_pruning_fn(item.dep.handler)
@@ -127,8 +127,8 @@ def _groups(graph: Any, model: nn.Module, worth: Mapping[str, Tensor]) -> Iterat
             if score is not None:
                 known = True
                 rows = (score if outward else score.transpose(0, 1)).flatten(1).double().sum(1)
-                places = torch.as_tensor(item.root_idxs)
-                total.index_add_(0, places, rows.cpu()[torch.as_tensor(item.idxs)])
+                places = torch.as_tensor(item.root_idxs, device="cpu")
+                total.index_add_(0, places, rows.cpu()[item.idxs])
         if known and not is_output:
             yield _Group(root, group[0].dep.handler, total)
 

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -157,6 +158,11 @@ class _Evaluating(_AutomaticOptimization):
             super()._optimizer_step(batch_idx, closure)
 
     def _training_step(self, kwargs: Any) -> ClosureResult:
+        # What one evaluation takes out of its batch, as with pop("labels"), the next must find.
+        kwargs = {
+            name: copy.copy(value) if isinstance(value, MutableMapping | list) else value
+            for name, value in kwargs.items()
+        }
         # Without a backward pass (weight averaging renews BatchNorm statistics that way) there is
         # nothing to look ahead for.
         with torch.no_grad() if self._skip_backward else contextlib.nullcontext():

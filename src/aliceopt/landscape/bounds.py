@@ -256,5 +256,5 @@ def _walk(tables: Sequence[Sequence[Rise]], form: str) -> Estimate:
 
 def _ratio(rows: Sequence[Sequence[tuple[float, float]]]) -> Estimate:
     """Mean over mean, with an interval over moves and batches, of [batches][moves] pairs."""
-    table = torch.tensor(rows, dtype=torch.float64)
+    table = torch.tensor(rows, dtype=torch.float64, device="cpu")
     return estimates(table, lambda mean: mean[..., :1] / mean[..., 1:])[0]

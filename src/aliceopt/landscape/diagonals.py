@@ -239,9 +239,8 @@ def exact_diagonals(
             f"an exact diagonal takes a row of the Hessian a parameter: up to {MOST:,} of them, "
             f"not sharded, got {size:,}"
         )
-    of_batch = [loss] if batches is None else [partial(loss, batch) for batch in batches]
     sums: list[Tensor] = []
-    for one in of_batch:
+    for one in closures_of(loss, batches, "loss"):
         found: list[Tensor] = []
 
         def closure(one: Callable[[], Tensor] = one, found: list[Tensor] = found) -> None:
@@ -262,9 +261,14 @@ def exact_diagonals(
 def _hessian_sums(loss: Tensor, params: Sequence[Tensor], rows: int) -> list[Tensor]:
     """For every parameter: the sum of its diagonal, and of squares of its rows; [2] on the CPU."""
     grads = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
+    if any(grad is not None and grad.layout != torch.strided for grad in grads):
+        raise RuntimeError(
+            "an exact diagonal needs dense gradients, got sparse ones: use sparse=False in the "
+            "embedding"
+        )
     found = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        total = torch.zeros(2, dtype=torch.float64)
+        total = torch.zeros(2, dtype=torch.float64, device="cpu")
         found.append(total)
         if grad is None or not grad.requires_grad:
             continue  # not used, or the same gradient everywhere: no curvature

@@ -103,7 +103,8 @@ def _moves(optimizer: Alice) -> dict[Tensor, tuple[Tensor, Tensor]]:
 def _move(site: Site) -> tuple[Tensor, Tensor]:
     if is_dtensor(site.param):
         raise ValueError("joint_curvature cannot look at sharded parameters yet")
-    avg, numbers = averages(site.state, site.group), rates_of(site)
+    numbers = rates_of(site)
+    avg = averages(site.state, vars(numbers))
     h = corrected(avg, numbers).hess
     if h is None or numbers.topo_weight == 0:
         raise ValueError(

@@ -109,7 +109,7 @@ def packs_of(sites: Iterable[Site]) -> list[Pack]:
     filling: dict[tuple[torch.device, torch.dtype], tuple[list[Site], int]] = {}
     for site in sites:
         kind, size = (site.param.device, site.param.dtype), site.param.numel()
-        members, count = filling.get(kind, ([], LARGE))
+        members, count = filling.get(kind, ([], LARGE + 1))  # full, even for an empty parameter
         if site.sharded or count + size > LARGE:
             members, count = [], 0
             found.append(members)

@@ -93,7 +93,7 @@ def jackknife_interval(near: Tensor, far: Tensor, factor: float) -> tuple[Tensor
     p = variation_exponent(near.sum(0), far.sum(0), factor)
     if n == 1:
         return torch.full_like(p, math.nan), torch.full_like(p, math.nan)
-    others = 1 - torch.eye(n, dtype=near.dtype)
+    others = 1 - torch.eye(n, dtype=near.dtype, device=near.device)
     without = variation_exponent(others @ near, others @ far, factor)
     se = ((n - 1) / n * (without - without.mean(0)).square().sum(0)).sqrt()
     return p - student(n - 1) * se, p + student(n - 1) * se

@@ -76,7 +76,7 @@ def read_rungs(table: Tensor, radii: Sequence[float], noise: float) -> Rungs:
     smaller radius of a rung is rounding, and decides nothing.
     """
     variation, bent = table.unbind(-1)
-    rungs = torch.tensor(radii, dtype=torch.float64)
+    rungs = torch.tensor(radii, dtype=torch.float64, device=table.device)
     exponents = estimates(variation, lambda v: local_exponents(v, rungs))
     shares = estimates(table, lambda mean: 2 * mean[..., 1] / mean[..., 0])
     # The first rung with a change that is above rounding. Wide intervals are no reason to go up:

@@ -277,7 +277,7 @@ class _Line:
 
         def grid(value: Callable[[Rise], float]) -> Tensor:
             rows = [[value(rise) for rise in batch] for batch in found]
-            return torch.tensor(rows, dtype=torch.float64).reshape(-1, *shape)
+            return torch.tensor(rows, dtype=torch.float64, device="cpu").reshape(-1, *shape)
 
         change = grid(lambda r: r.first + r.measured)
         several = len(found) > 1

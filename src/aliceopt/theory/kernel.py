@@ -136,7 +136,7 @@ def estimator_variance(
 
 
 def _as_curve(kernel: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda x: kernel(torch.as_tensor(x)).numpy()
+    return lambda x: kernel(torch.as_tensor(x, device="cpu")).numpy()
 
 
 def estimate_diagonal(
