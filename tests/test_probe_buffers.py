@@ -267,3 +267,47 @@ def test_a_warning_turned_into_an_error_still_leaves_the_parameters_at_mu():
     with pytest.raises(UserWarning, match="BatchNorm1d"):
         optimizer.step(lambda: evaluate(model, 3))
     assert same(values(model), before)
+
+
+class Mean(nn.Module):
+    """A module that has no buffer until its first call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "mean" not in self._buffers:
+            self.register_buffer("mean", x.detach().mean(0))
+            self.register_buffer("count", torch.ones(()))
+        else:
+            self.mean, self.count = self.mean + x.detach().mean(0), self.count + 1
+        return x
+
+
+def test_the_first_buffers_of_a_module_are_the_centers() -> None:
+    """Registered by the first probe, they are gone before the next."""
+    model, x = nn.Sequential(nn.Linear(3, 2), Mean()), torch.randn(5, 3)
+    optimizer = Alice(model.parameters(), model=model, hessian="abs", probe_radius=0.1)
+    expected = model[0](x).detach().mean(0)  # the first step's center is the position
+    optimizer.step(lambda: model(x).square().sum().backward())
+    assert model[1].count == 1
+    torch.testing.assert_close(model[1].mean, expected)
+
+
+ODD: dict[str, Callable[[Tensor], Tensor]] = {
+    "coo": Tensor.to_sparse,
+    "csr": Tensor.to_sparse_csr,
+    "conjugated": lambda eye: eye.to(torch.complex64).conj(),
+    "negated": lambda eye: eye.to(torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize("name", ODD)
+def test_buffers_that_are_no_plain_memory_are_kept(name: str) -> None:
+    """A graph's adjacency, say: the same object with the same entries."""
+    buffer, x = ODD[name](torch.eye(3)), torch.randn(2, 3)
+    before, model = buffer.to_dense().clone(), nn.Linear(3, 1)
+    model.register_buffer("odd", buffer)
+    optimizer = Alice(model.parameters(), model=model, glass=True, quick_steps=0)
+    for _ in range(2):
+        optimizer.step(lambda: model(x).square().sum().backward())
+    assert model.odd is buffer
+    assert torch.equal(buffer.to_dense(), before)

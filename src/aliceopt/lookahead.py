@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_leaves
+
+try:  # not public: without it torch.func refuses a model that looks ahead, as it did before
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside
+except ImportError:
+    from contextlib import nullcontext as outside  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from .alice import Alice
@@ -102,7 +106,7 @@ class LookAhead:
             self.stop()
         elif not self.is_silent and self._is_ours(module, optimizer):
             # A function that torch.func differentiates must not write to what it was not given.
-            with temporarily_clear_interpreter_stack():
+            with outside():
                 self._before_call(optimizer, training=module.training, inputs=(args, kwargs))
 
     @staticmethod

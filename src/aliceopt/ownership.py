@@ -101,6 +101,7 @@ class Keeper:
         self._pieces: dict[tuple[int, str], Tensor] = {}
         self._sets: dict[tuple[torch.device, str], list[Tensor]] = {}
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # who traces a count adds to it
     def keep(self, params: Sequence[Tensor], indices: Sequence[int], name: str) -> list[Tensor]:
         """The gradients, local, of parameters on one device, each with its index; those that were
         kept under this name before are overwritten.

@@ -50,12 +50,16 @@ class BufferGuard:
         self._registered = [
             (module, dict(module._buffers))
             for module in (model.modules() if model is not None else ())
-            if module._buffers
         ]
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        self._odd: list[tuple[Tensor, Tensor]] = []
         for _, buffers in self._registered:
             for buffer in buffers.values():
-                if buffer is not None and not _is_expanded(buffer):
+                if buffer is None:
+                    continue
+                if _is_odd(buffer):
+                    self._odd.append((buffer.detach(), buffer.detach().clone()))
+                elif not _is_expanded(buffer):
                     kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer.detach())
         # One copy a kind, not one a buffer: BatchNorm networks have many small ones.
         self._copies = [(there, [torch.empty_like(b) for b in there]) for there in kinds.values()]
@@ -70,6 +74,14 @@ class BufferGuard:
             module._buffers.update(buffers)
         for buffers_, saved in self._copies:
             torch._foreach_copy_(buffers_, saved)
+        for buffer, copy in self._odd:
+            buffer.copy_(copy)
+
+
+def _is_odd(buffer: Tensor) -> bool:
+    """Sparse, nested, or a view that conjugates: torch copies no list of such."""
+    strided = buffer.layout == torch.strided and not buffer.is_nested
+    return not strided or buffer.is_conj() or buffer.is_neg()
 
 
 def _is_expanded(buffer: Tensor) -> bool:
@@ -236,7 +248,9 @@ class Probe:
             return [unscaled(p.grad, self.scaler) for p in params if p.grad is not None]
         if self.keep is not None:
             return [self.keep(param) for param in params]
-        return self.backends.keeper.keep(params, [site.index for site in sites], round_name)
+        indices, keeper = [site.index for site in sites], self.backends.keeper
+        kept: list[Tensor] = keeper.keep(params, indices, round_name)
+        return kept
 
     @torch.no_grad()
     def settle(self) -> None:

@@ -199,7 +199,7 @@ class Sites(Sequence[Site]):
     def _rebuild(self, params: Sequence[tuple[nn.Parameter, dict[str, Any]]]) -> None:
         """Sites anew; a parameter that had one keeps it."""
         known = {id(site.param): site for site in self}
-        counters = torch.zeros(len(COUNTERS), len(params), dtype=torch.float64)
+        counters = torch.zeros(len(COUNTERS), len(params), dtype=torch.float64, device="cpu")
         self._numbers = counters.numpy()
         self._views = [counters[:, i].unbind() for i in range(len(params))]
         self._sites = []
@@ -212,7 +212,7 @@ class Sites(Sequence[Site]):
         """Have the counters of a state here, with the values they have."""
         for view, name in zip(self._views[site.index], COUNTERS, strict=True):
             if site.state.get(name) is not view:
-                view.copy_(site.state.get(name, torch.zeros(())))
+                view.copy_(site.state.get(name, torch.zeros((), device="cpu")))
                 site.state[name] = view
 
     def publish(self) -> None:

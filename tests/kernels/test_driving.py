@@ -277,3 +277,18 @@ def test_the_largest_gradient_is_no_more_than_for_adamw(implementation: str, bet
         alice.step()
         adamw.step()
     torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("implementation", ["eager", "compiled", "triton"])
+def test_gradients_whose_squares_overflow_are_clipped(implementation: str) -> None:
+    """An infinite norm would make a factor of zero, and a step of zero, without a word."""
+    if implementation == "triton":
+        pytest.importorskip("triton")
+    param = nn.Parameter(torch.ones(4))
+    options: Any = {"lr": 0.1, "lookahead": 1.0, "weight_decay": 0.0, "max_grad_norm": 1.0}
+    optimizer = Alice([param], implementation=implementation, **options)
+    param.grad = torch.full((4,), 1e20)
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.full((4,), 0.9))
+    torch.testing.assert_close(optimizer.state[param]["grad_avg"], torch.full((4,), 0.05))

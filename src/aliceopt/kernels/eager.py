@@ -170,9 +170,9 @@ class EagerBackend:
         total = torch.zeros((), dtype=sum_dtype(sites), device=local(sites[0].param).device)
         for site in sites:
             if site.param.grad is not None:
-                g = site.gradient.to(state_dtype(site.param))
-                square = torch.where(torch.isfinite(g), g, 0.0).square().sum()
-                total += sum_over_shards(square, site.param).to(total.dtype)
+                finite = site.gradient.nan_to_num(0.0, 0.0, 0.0)
+                norm = torch.linalg.vector_norm(finite, dtype=total.dtype)  # may overflow float32
+                total += sum_over_shards(norm.square(), site.param)
         return total
 
     def update(

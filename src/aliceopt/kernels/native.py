@@ -98,7 +98,7 @@ class CpuKernels:
 
     def square_sum(self, launch: Launch) -> Tensor:
         """Sum of squares of all finite entries of the gradients, in float64."""
-        partial = torch.empty(launch.count, dtype=torch.float64)
+        partial = torch.empty(launch.count, dtype=torch.float64, device="cpu")
         grad = _DTYPES.index(launch.kind.grad or launch.kind.param)
         self._library.square_sum(_common(launch), partial.data_ptr(), grad)
         return partial.sum()

@@ -336,4 +336,5 @@ def square_sum_kernel(
     grad_at = _at(column, rows.GRAD, start, within, G, ALIGNED)
     grad = tl.load(grad_at, mask=within < left, other=0.0).to(S)
     grad = tl.where(_finite(grad), grad, 0.0)
-    tl.store(partial + tl.program_id(0), tl.sum(grad * grad, axis=0))
+    wide = grad.to(tl.float64)  # squares of what float32 holds may overflow it
+    tl.store(partial + tl.program_id(0), tl.sum(wide * wide, axis=0))

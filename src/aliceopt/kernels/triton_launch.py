@@ -58,10 +58,9 @@ class TritonKernels:
 
     def square_sum(self, launch: Launch) -> Tensor:
         """Sum of squares of the finite gradient entries."""
-        state = torch.float64 if launch.kind.param == torch.float64 else torch.float32
-        partial = torch.empty(launch.count, dtype=state, device=launch.table.device)
+        partial = torch.empty(launch.count, dtype=torch.float64, device=launch.table.device)
         self._launch(source.square_sum_kernel, launch, (partial,), {})
-        return partial.sum(dtype=torch.float64)
+        return partial.sum()
 
     def _launch(
         self, kernel: Any, launch: Launch, more: tuple[Tensor, ...], constants: dict[str, Any]
