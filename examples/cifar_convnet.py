@@ -13,22 +13,23 @@ from aliceopt.lab import Problem
 from aliceopt.lab.data import load, unit_floats
 from aliceopt.lab.models import convnet
 
-TRAINING, VALIDATION = 10_000, 2_000
+SIZES = {"training": 10_000, "validation": 2_000}
 
 
 def problem() -> Problem:
     """Return what is to be trained: weights by torch's seed, always the same images."""
     found = load("cifar10", batch_size=64)
-    train, validation = (
-        (unit_floats(part.inputs[:count]), part.targets[:count])
-        for part, count in ((found.train, TRAINING), (found.validation, VALIDATION))
-    )
+    parts = {}
+    for name, part in (("training", found.train), ("validation", found.validation)):
+        images, labels = part.inputs[: SIZES[name]], part.targets[: SIZES[name]]
+        parts[name] = unit_floats(images), labels
+    told = " and ".join(f"{len(labels):,} {name}" for name, (_, labels) in parts.items())
     return Problem(
         model=convnet(found.classes, image=found.shape, widths=(16, 32, 32, 64, 64), norm=True),
         loss=nn.functional.cross_entropy,
-        train=train,
-        validation=validation,
+        train=parts["training"],
+        validation=parts["validation"],
         metric="accuracy",
         batch_size=64,
-        note=f"{TRAINING:,} training and {VALIDATION:,} validation images of CIFAR-10",
+        note=f"{told} images of CIFAR-10" + (" (generated)" if found.generated else ""),
     )

@@ -16,10 +16,13 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
+from aliceopt.compress import weights_of
 from aliceopt.lab import compressing
 from aliceopt.lab.compression import Ask, Result
+from aliceopt.lab.data import generate
 from aliceopt.lab.network import fresh_network, network_of, problem_run, twin_run
 from aliceopt.lab.results.compression_table import difference_rows
+from aliceopt.landscape.twins import check_swapped
 
 SOURCE = """
 import torch
@@ -108,6 +111,19 @@ def test_a_twin_starts_where_the_network_does_and_is_trained_by_itself(source, t
     assert same(fresh_network(own, place), fresh_network(other, place))
     trained = (network_of(r, tmp_path / n, place) for n, r in (("a", own), ("b", other)))
     assert not same(*trained)
+
+
+def test_the_example_has_a_twin_without_kinks(tmp_path, monkeypatch):
+    """Six layers and 72,112 weights; on made-up images, whose results are not to be kept."""
+    monkeypatch.setenv("ALICEOPT_DATA", str(generate.write("cifar10", tmp_path, size=400)))
+    example = Path(__file__).parents[2] / "examples/cifar_convnet.py"
+    run = twin_run(problem_run(f"{example}:problem", 0), "gelu")
+    network = fresh_network(run, torch.device("cpu"))
+    sizes = [weight.parameter.numel() for weight in weights_of(network.model).values()]
+    assert (len(sizes), sum(sizes)) == (6, 432 + 4608 + 9216 + 18432 + 36864 + 2560)
+    network.forward(network.train.batch(0, 0, 0))
+    assert check_swapped(network.model) == "replaced 5 modules and 0 calls of functions"
+    assert network.problem.note.endswith("images of CIFAR-10 (generated)")
 
 
 def test_records_of_a_network_and_its_twin_never_mix(source, tmp_path):
