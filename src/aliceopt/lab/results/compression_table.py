@@ -30,13 +30,15 @@ NOTHING = "\u2013"
 
 
 def groups_of(results: Iterable[Result]) -> dict[Group, list[Result]]:
-    """Results by table; the whole networks stand in each."""
+    """Results by table; the whole networks stand in each that has pruned them."""
     told = list(results)
-    whole = [r for r in told if r.criterion == "none"]
     found: dict[Group, list[Result]] = {}
     for result in told:
         if result.criterion != "none":
-            found.setdefault(result.group, [*whole]).append(result)
+            found.setdefault(result.group, []).append(result)
+    for mine in found.values():
+        seeds = {r.seed for r in mine}
+        mine[:0] = [r for r in told if r.criterion == "none" and r.seed in seeds]
     return found
 
 
