@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,7 +59,7 @@ def aliceopt(*words: object) -> Any:
 
 
 def compress(source: str, out: Path, *more: object) -> Any:
-    asked = ("--sparsity", "0.5", "--gradients", 30, "--criteria", "curvature,both")
+    asked = ("--sparsity", "0.5", "--gradients", 30, "--criteria", "curvature,both,both@0.1")
     return aliceopt("compress", source, "--out", out, *asked, *more, "--device", "cpu")
 
 
@@ -146,18 +147,27 @@ def test_records_of_a_network_and_its_twin_never_mix(source, tmp_path):
     page = tmp_path / "page.md"
     for name, out in (("small", own), ("small+gelu", twin)):
         kinds = (f"compress {name}", f"compress-layers {name} 0.5")
-        kinds += (f"compress-differences {name} both:curvature rounds=1",)
+        kinds += (f"compress-differences {name} both:curvature both@1e-1:curvature rounds=1",)
         page.write_text("\n".join(f"<!-- results: {kind} --><!-- end -->" for kind in kinds))
         assert aliceopt("results", "fill", page, "--from", results).exit_code == 0
         text = page.read_text().replace("**", "")
         mine = [line for line in lines_of(out) if line.get("criterion") == "curvature"]
         assert f"h over a radius: h w\u00b2 | {fmean(r['loss'] for r in mine):.3f} / " in text
         assert "rank correlation, 2 networks" in text
-        assert "| both \u2212 curvature | " in text
-    page.write_text("<!-- results: compress small+silu --><!-- end -->")
-    refused = aliceopt("results", "fill", page, "--from", results)
-    assert "0 kinds of device and precision" in refused.stderr
-    assert "'small+silu'" in refused.stderr
+        theirs = {r["seed"]: r["loss"] for r in lines_of(out) if r.get("criterion") == "both@0.1"}
+        mean = fmean(theirs[r["seed"]] - r["loss"] for r in mine)
+        said = re.search(r"\| both@0.1 \u2212 curvature \| (.*?) \u00b1", text)
+        assert said is not None
+        assert float(said[1].replace("\u2212", "-")) == pytest.approx(mean, abs=6e-4)
+    for asked, told in (
+        ("compress small+silu", "kept compressions of 'small+silu' in"),
+        ("compress-differences small both", "pairs like both:curvature stand there, got 'both'"),
+        ("compress-differences small both:luck", "no criterion 'luck'; there is magnitude,"),
+    ):
+        page.write_text(f"<!-- results: {asked} --><!-- end -->")
+        refused = aliceopt("results", "fill", page, "--from", results)
+        assert refused.exit_code == 2
+        assert told in " ".join(refused.stderr.split())
 
 
 def test_a_folder_of_the_one_is_no_folder_of_the_other(source, tmp_path):

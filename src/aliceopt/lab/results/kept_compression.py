@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from aliceopt.lab.compression import Result, row_of
+from aliceopt.lab.compression import Result, spelled
 from aliceopt.lab.compression_records import (
     KINDS,
     Line,
@@ -192,12 +192,9 @@ def _lead(folder: Path, name: str, first: str, second: str, share: str, *options
 def _differences(folder: Path, name: str, *asked: str) -> str:
     """Of pairs like ``both:curvature``; the others of ``asked`` name the table."""
     options = [word for word in asked if "=" in word]
-    pairs = [word.split(":") for word in asked if "=" not in word]
-    for pair in pairs:
-        if len(pair) != 2:
-            raise RecordError(f"compress-differences has {':'.join(pair)!r}, not FIRST:SECOND")
-        for criterion in pair:
-            row_of(criterion)  # refuses what there is not
+    pairs = [[*map(spelled, word.split(":"))] for word in asked if "=" not in word]
+    if any(len(pair) != 2 for pair in pairs):
+        raise RecordError(f"pairs like both:curvature stand there, got {' '.join(asked)!r}")
     results, _ = _asked(folder, name, options)
     return _markdown(tables.difference_rows(results, pairs, "**{}**".format))
 
