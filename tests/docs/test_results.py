@@ -27,7 +27,8 @@ def test_no_number_begins_a_line(page):
     """A comment there begins a block of HTML, which ends the paragraph or the list around it."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     begun = [line for line in lines if line.lstrip().startswith("<!-- results: ")]
-    tables = {"compare", "compress", "compress-layers", "compress-radii", "paper", "verdicts"}
+    tables = {"compare", "compress", "compress-differences", "compress-layers", "compress-radii"}
+    tables |= {"paper", "verdicts"}
     assert {line.split()[2] for line in begun} <= tables
 
 

@@ -322,7 +322,7 @@ def test_criteria_share_measurements_and_each_is_as_if_it_were_alone(tmp_path, s
         found = compressing.compare(network, 0, Ask((0.6,), names, 30), [WHOLE])
         return [(result.loss, result.gradients) for result, _ in found]
 
-    names = ("taylor", "fisher", "free", "both")
+    names = ("taylor", "fisher", "free", "curvature-few", "both", "glass")
     together = losses(*names)
     assert calls == [("gradient", "fisher"), ("free", "rms", "glass")]
     assert together == [one for name in names for one in losses(name)]

@@ -26,6 +26,13 @@ Problem = Annotated[
         "aliceopt study; by default a small convnet on digits."
     ),
 ]
+Twin = Annotated[
+    str | None,
+    typer.Option(
+        help="Train and prune the network with this activation in the place of its own, from the "
+        "same start: gelu, silu, relu2, leaky or relu."
+    ),
+]
 Sparsity = Annotated[
     str | None,
     typer.Option(help="Shares of the weights to be removed, by commas.", show_default=SHARES),
@@ -55,6 +62,7 @@ Checkpoint = Annotated[Path | None, typer.Option(help="Weights instead of traini
 
 def compress(
     problem: Problem = None,
+    twin: Twin = None,
     sparsity: Sparsity = None,
     criteria: Criteria = None,
     gradients: Gradients = 300,
@@ -80,9 +88,9 @@ def compress(
     """
     from aliceopt.lab import carry_out
     from aliceopt.lab.compression import ROWS, Ask
-    from aliceopt.lab.compression_records import read_folder
+    from aliceopt.lab.compression_records import check_alike, read_folder
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import check_same, problem_name, problem_run
+    from aliceopt.lab.network import check_same, problem_name, problem_run, twin_run
     from aliceopt.lab.plan import EXPERIMENTS, checked_seeds
 
     with told():
@@ -94,7 +102,8 @@ def compress(
         chosen = tuple(split_names(criteria) or ROWS)
         ask = Ask(shares, chosen, gradients, finetune, rounds, structure, layers)
         name = problem_name(problem)
-        folder = Path("runs") / f"compress-{name}" if out is None else out
+        at = name if twin is None else f"{name}+{twin}"
+        folder = Path("runs") / f"compress-{at}" if out is None else out
         place = carry_out.devices(device)[0]
         with locked(folder):
             numbers = checked_seeds(seeds_of(seeds))
@@ -102,6 +111,9 @@ def compress(
                 data = carry_out.data_root(problem, scale, data, folder)
             how: dict[str, Any] = {"scale": scale, "data": data, "precision": precision}
             runs = [problem_run(problem, seed, **how) for seed in numbers]
+            if twin is not None:
+                runs = [twin_run(run, twin) for run in runs]
+            check_alike(folder, runs[0])
             for run in runs:
                 check_same(run, folder, checkpoint)
             _check_old(folder, runs, ask, resume, overwrite)

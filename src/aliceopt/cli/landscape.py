@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,9 +115,9 @@ def _name(source: str | None) -> str:
 
 def _check(preset: str, batches: str, twin: str | None, train_twin: bool) -> None:
     """Refuse what cannot be measured, before a network is trained for it."""
+    from aliceopt.lab.network import check_activation
     from aliceopt.lab.presets import PARTS, PRESETS
     from aliceopt.lab.words import meant
-    from aliceopt.landscape.twins import ACTIVATIONS
 
     if preset not in PRESETS:
         raise ValueError(f"--preset {preset!r} is no preset{meant(preset, PRESETS)}")
@@ -126,8 +125,8 @@ def _check(preset: str, batches: str, twin: str | None, train_twin: bool) -> Non
         raise ValueError(f"--batches must be both, {' or '.join(PARTS)}; got {batches!r}")
     if train_twin and twin is None:
         raise ValueError("--train-twin needs --twin, the activation to train with")
-    if twin is not None and twin not in ACTIVATIONS:
-        raise ValueError(f"--twin must be one of {', '.join(ACTIVATIONS)}; got {twin!r}")
+    if twin is not None:
+        check_activation(twin)
 
 
 def _announce(preset: str, asked: Asked, count: int, cost: Cost, along: Along | None) -> None:
@@ -153,7 +152,7 @@ def _networks(
     train_twin: bool,
     along: Along | None,
 ) -> dict[str, Network]:
-    from aliceopt.lab.network import network_of
+    from aliceopt.lab.network import network_of, twin_run
     from aliceopt.landscape.twins import check_swapped
 
     networks = {"as trained": network_of(run, folder, place, checkpoint, watch=along)}
@@ -161,9 +160,9 @@ def _networks(
         swapped = network_of(run, folder, place, checkpoint, twin)
         say(f"{twin} twin: {check_swapped(swapped.model)} in a pass")
         networks[f"{twin} twin"] = swapped
-    if train_twin:
-        other = replace(run, problem=replace(run.problem, twin=twin))
-        networks[f"{twin} twin, trained"] = network_of(other, folder / f"twin-{twin}", place)
+        if train_twin:
+            other = network_of(twin_run(run, twin), folder / f"twin-{twin}", place)
+            networks[f"{twin} twin, trained"] = other
     return networks
 
 

@@ -30,11 +30,13 @@ class Row(NamedTuple):
     scope: str = "global"
     refit: bool = False
     """Whether what stays is fitted to the outputs of before."""
+    beside: tuple[str, ...] = ()
+    """Terms that are measured and not scored."""
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Of a sensitivity, that the score needs."""
-        return CRITERIA[self.criterion][0] if self.gradients else ()
+        """Of a sensitivity, that are measured."""
+        return (*CRITERIA[self.criterion][0], *self.beside) if self.gradients else ()
 
     @property
     def kind(self) -> tuple[str | int, float | None]:
@@ -60,10 +62,18 @@ ROWS: dict[str, Row] = {
         "F^a w\u00b2, a by loss, fitted anew", "fisher", 1, None, refit=True
     ),
     "point": Row("h at a point: h w\u00b2", "curvature", 2, 1.0, POINT),
+    "point-refit": Row(
+        "h w\u00b2 at a point, what stays fitted anew", "curvature", 2, 1.0, POINT, refit=True
+    ),
     "curvature": Row("h over a radius: h w\u00b2", "curvature", 2),
     "refit": Row("h w\u00b2, what stays fitted anew", "curvature", 2, refit=True),
     "free": Row("h free of kinks: h w\u00b2", "free", 3),
+    "curvature-few": Row(
+        "h over a radius, on the batches of glass", "curvature", 3, beside=("glass",)
+    ),
+    "glass": Row("glass, by Theorem 4", "glass", 3),
     "both": Row("h and glass, by Theorem 4", "both", 3),
+    "both-refit": Row("h and glass, what stays fitted anew", "both", 3, refit=True),
     "measured": Row("h^a w\u00b2, a by loss", "curvature", 2, None),
     "measured-refit": Row("h^a w\u00b2, a by loss, fitted anew", "curvature", 2, None, refit=True),
 }

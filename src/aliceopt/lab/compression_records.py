@@ -28,6 +28,7 @@ _NUMBER = (int, float)
 _UNKNOWN = (*_NUMBER, type(None))
 _ABOUT: dict[str, tuple[type, ...]] = {
     "problem": (str,),
+    "twin": (str,),
     "scale": (str,),
     "seed": (int,),
     "precision": (str,),
@@ -62,7 +63,7 @@ _LAYER: dict[str, tuple[type, ...]] = {
     "predicted": (dict,),
 }
 KINDS = {"pruned": _ABOUT | _RESULT, "layer": _ABOUT | _LAYER}
-"""What every line has beside its event, and of which type."""
+"""What every line has beside its event, and of which type; ``twin`` where it is of one."""
 
 
 def journal_path(folder: Path, run: Run) -> Path:
@@ -74,12 +75,14 @@ def journal_path(folder: Path, run: Run) -> Path:
 
 
 def about(problem: str, scale: str, run: Run, network: Network) -> Line:
-    """What all lines of a network share; ``network`` is a name of how it was trained."""
-    config = plain_settings(run)
-    config.pop("seed")
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+    """What all lines of a network share; ``network`` is a name of how it was trained.
+
+    ``twin``, its activation, is there only if that is not the model's own.
+    """
+    twin = run.problem.twin
     return {
         "problem": problem,
+        **({} if twin is None else {"twin": twin}),
         "scale": scale,
         "seed": run.seed,
         "precision": network.precision,
@@ -88,8 +91,25 @@ def about(problem: str, scale: str, run: Run, network: Network) -> Line:
         "versions": versions(),
         "parameters": sum(p.numel() for p in network.model.parameters()),
         "data": network.problem.note,
-        "network": digest,
+        "network": training_of(run),
     }
+
+
+def training_of(run: Run) -> str:
+    """The same for networks that differ in their seed only."""
+    config = plain_settings(run)
+    config.pop("seed")
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def check_alike(folder: Path, run: Run) -> None:
+    """Refuse a folder with networks that were trained in another way: a table would mix them."""
+    for line in read_folder(folder):
+        if line["network"] != training_of(run):
+            raise RecordError(
+                f"{str(folder)!r} has results of another network ({subject(line)}, seed "
+                f"{line['seed']}): choose another --out"
+            )
 
 
 def forget(folder: Path, run: Run, unwanted: Callable[[Line], bool]) -> None:
@@ -134,6 +154,8 @@ def check_line(line: Any, where: str) -> None:
         raise RecordError(f"{where} is no record of a compression")
     needed = KINDS[line["event"]]
     for name, types in needed.items():
+        if name == "twin" and name not in line:
+            continue
         if name not in line:
             raise RecordError(f"{where} lacks {name!r}")
         if not isinstance(line[name], types) or isinstance(line[name], bool):
@@ -143,6 +165,15 @@ def check_line(line: Any, where: str) -> None:
         raise RecordError(f"{where} has unknown {', '.join(sorted(unknown))}")
     if line["event"] == "layer" and line["predicted"].keys() != set(PREDICTED):
         raise RecordError(f"{where} predicts {', '.join(line['predicted'])}")
+
+
+def subject(line: Line) -> str:
+    """The problem whose network was pruned, and which twin if it was one.
+
+    >>> subject({"problem": "digits"}), subject({"problem": "digits", "twin": "gelu"})
+    ('digits', 'digits+gelu')
+    """
+    return "+".join(line[name] for name in ("problem", "twin") if name in line)
 
 
 def asked_for(ask: Ask, line: Line) -> bool:

@@ -30,12 +30,13 @@ from aliceopt.lab.typed import from_json, to_json
 from aliceopt.lab.watch import Watch
 from aliceopt.lab.words import meant
 from aliceopt.lab.writing import replacing
-from aliceopt.landscape.twins import check_swapped
+from aliceopt.landscape.twins import ACTIVATIONS, check_swapped
 
 __all__ = [
     "JOURNAL",
     "Batch",
     "Network",
+    "check_activation",
     "check_same",
     "checkpoint_run",
     "fresh_network",
@@ -43,6 +44,7 @@ __all__ = [
     "plain_settings",
     "problem_name",
     "problem_run",
+    "twin_run",
     "weights_of",
 ]
 
@@ -165,6 +167,18 @@ def _studied_run(source: str | None, seed: int, precision: str | None, epochs: f
     return Run("adamw", "AdamW", "adamw", options, seed, problem, training)
 
 
+def twin_run(run: Run, activation: str) -> Run:
+    """The same run, but of the activation twin of its model, which starts from the same weights."""
+    check_activation(activation)
+    return replace(run, problem=replace(run.problem, twin=activation))
+
+
+def check_activation(name: str) -> None:
+    """Refuse what no twin can have."""
+    if name not in ACTIVATIONS:
+        raise PlanError(f"--twin must be one of {', '.join(ACTIVATIONS)}; got {name!r}")
+
+
 def checkpoint_run(path: Path) -> Run:
     """The run of a checkpoint that the lab wrote, from the records beside it."""
     records = path.with_name("records.jsonl")
@@ -189,8 +203,10 @@ def network_of(
     """Train, or go on with what the folder has; or read the weights of a checkpoint.
 
     ``twin`` puts another activation into the trained network, see `aliceopt.landscape.twin`.
-    ``watch`` looks on while it is trained.
+    ``watch`` looks on while it is trained. A twin in which nothing was replaced is refused.
     """
+    if run.problem.twin is not None:  # before it is trained for nothing
+        _check_twin(fresh_network(run, device))
     given = None if checkpoint is None else _content(checkpoint)
     made_by = check_same(run, folder, checkpoint)
     with replacing(run_folder(folder, run.method, run.seed) / "network.json") as beside:
@@ -198,10 +214,14 @@ def network_of(
     content = _trained(run, folder, device, watch) if given is None else given
     network = fresh_network(run, device, twin, content.get("model", content))
     if twin is not None:
-        with torch.no_grad(), autocast(network.precision, device):
-            network.model(network.train.batch(run.seed, 0, 0)[0])
-        check_swapped(network.model)
+        _check_twin(network)
     return replace(network, method=content.get("method") if "model" in content else None)
+
+
+def _check_twin(network: Network) -> None:
+    with torch.no_grad():
+        network.forward(network.train.batch(0, 0, 0))
+    check_swapped(network.model)
 
 
 def fresh_network(

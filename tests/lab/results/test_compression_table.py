@@ -1,7 +1,12 @@
 """What is said of pruned networks: the criterion to use, and whether its lead is real."""
 
 from aliceopt.lab.compression import PREDICTED, LayerIncrease, Result
-from aliceopt.lab.results.compression_table import calibration_rows, compression_rows, decision
+from aliceopt.lab.results.compression_table import (
+    calibration_rows,
+    compression_rows,
+    decision,
+    groups_of,
+)
 
 
 def test_a_lead_is_established_only_if_seeds_agree():
@@ -52,6 +57,17 @@ def test_seconds_are_averaged_over_results_that_have_any():
     assert head == ["criterion", "\u221250%", "gradients", "seeds"]  # no column of dashes
     assert others[0] == ["criterion", "\u221250%", "gradients", "seconds", "seeds"]
     assert all(len(row) == 4 for row in compression_rows(untimed, "loss"))
+
+
+def test_a_table_tells_the_loss_of_the_whole_networks_that_it_has_pruned() -> None:
+    """Of three that were trained, two were pruned in rounds: their mean is 1.5, that of all 3."""
+    told = [Result("none", 0.0, seed, loss, 0.0) for seed, loss in enumerate((1.0, 2.0, 6.0))]
+    told += [Result("magnitude", 0.5, seed, 9.0, 0.0) for seed in range(3)]
+    told += [Result("magnitude", 0.5, seed, 9.0, 0.0, rounds=3) for seed in range(2)]
+    groups = {group.rounds: results for group, results in groups_of(told).items()}
+    whole = {rounds: compression_rows(mine, "loss")[1] for rounds, mine in groups.items()}
+    assert whole[1][:2] == ["none removed", "3.000"]
+    assert whole[3][:2] == ["none removed", "1.500"]
 
 
 def test_means_over_other_seeds_are_told_apart() -> None:

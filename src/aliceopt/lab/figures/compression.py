@@ -19,7 +19,10 @@ from aliceopt.lab.results import compression_table as tables
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LEFT_OUT = ("taylor", "point", "free", "both", "measured", "fisher-measured")
+_LEFT_OUT = (
+    *("taylor", "point", "free", "curvature-few", "glass", "both", "measured", "fisher-measured"),
+    *("point-refit", "both-refit"),
+)
 """Not drawn where there are more criteria than lines that can be told apart."""
 
 

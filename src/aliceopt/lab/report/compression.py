@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aliceopt.lab.compression import Group, Result
-from aliceopt.lab.compression_records import Line, calibrations_of, read_folder, results_of
+from aliceopt.lab.compression_records import (
+    Line,
+    calibrations_of,
+    read_folder,
+    results_of,
+    subject,
+)
 from aliceopt.lab.figures.compression import draw_compression, draw_layers, draw_radii
 from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
@@ -48,7 +54,7 @@ def write_compression_report(folder: Path, command: str = "") -> Path:
         folder / "report.html",
         "compression.html",
         kind=f"compress, scale {lines[0]['scale']}",
-        title=f"Which weights can go: {lines[0]['problem']}",
+        title=f"Which weights can go: {subject(lines[0])}",
         facts=_facts(lines),
         decisions={group.in_words(): tables.decision(of) for group, of in groups.items()},
         tables=_tables(groups, metric),

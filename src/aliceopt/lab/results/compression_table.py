@@ -11,7 +11,8 @@ import torch
 
 from aliceopt.lab.compression import PREDICTED, ROWS, Ask, Group, LayerIncrease, Result, row_of
 from aliceopt.lab.compression_records import Calibrations, Line, calibrations_of, results_of
-from aliceopt.lab.results.numbers import show_seconds
+from aliceopt.lab.results.kept_compare import difference
+from aliceopt.lab.results.numbers import MINUS, show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.words import counted
 
@@ -29,13 +30,15 @@ NOTHING = "\u2013"
 
 
 def groups_of(results: Iterable[Result]) -> dict[Group, list[Result]]:
-    """Results by table; the whole networks stand in each."""
+    """Results by table; the whole networks stand in each that has pruned them."""
     told = list(results)
-    whole = [r for r in told if r.criterion == "none"]
     found: dict[Group, list[Result]] = {}
     for result in told:
         if result.criterion != "none":
-            found.setdefault(result.group, [*whole]).append(result)
+            found.setdefault(result.group, []).append(result)
+    for mine in found.values():
+        seeds = {r.seed for r in mine}
+        mine[:0] = [r for r in told if r.criterion == "none" and r.seed in seeds]
     return found
 
 
@@ -228,15 +231,36 @@ def decision(results: Sequence[Result]) -> list[str]:
 
 def lead(results: Sequence[Result], first: str, second: str, sparsity: float) -> str:
     """How much lower the loss of the first is, with half of its 95% interval over seeds."""
-    mine, other = (at(results, name, sparsity) for name in (first, second))
-    both = [other[seed].loss - r.loss for seed, r in mine.items() if seed in other]
-    if len(both) < 2:
-        shared = "one seed" if both else "no seed in common"
+    paired = paired_losses(results, second, first, sparsity)
+    if len(paired.differences) < 2:
+        shared = "one seed" if paired.differences else "no seed in common"
         return f"{shared}: no difference is established"
-    paired = Paired(tuple(both))
     half = paired.half_width(ALPHA)
     verdict = "established" if paired.mean > half else "not established"
     return f"difference {paired.mean:.3f} \u00b1 {half:.3f}, {verdict}"
+
+
+def paired_losses(results: Sequence[Result], first: str, second: str, sparsity: float) -> Paired:
+    """The loss of the first minus that of the second, of the networks that both have pruned."""
+    mine, other = (at(results, name, sparsity) for name in (first, second))
+    return Paired(tuple(r.loss - other[seed].loss for seed, r in mine.items() if seed in other))
+
+
+def difference_rows(
+    results: Sequence[Result], pairs: Iterable[Sequence[str]], sure: Callable[[str], str] = str
+) -> Rows:
+    """`paired_losses` by sparsity, with half of the 95% interval; ``sure`` marks those off zero."""
+    shares = sparsities(results)
+    rows = [["loss", *(f"\u2212{100 * share:g}%" for share in shares), "seeds"]]
+    for first, second in pairs:
+        found = [paired_losses(results, first, second, share) for share in shares]
+        cells = [difference(one if one.differences else None, "loss") for one in found]
+        for i, one in enumerate(found):
+            if len(one.differences) > 1 and abs(one.mean) > one.half_width(ALPHA):
+                cells[i] = sure(cells[i])
+        seeds = max(len(one.differences) for one in found)
+        rows.append([f"{first} {MINUS} {second}", *cells, str(seeds)])
+    return rows
 
 
 # ---- for a terminal ----------------------------------------------------------------------------

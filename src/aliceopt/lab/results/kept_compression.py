@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from aliceopt.lab.compression import Result
+from aliceopt.lab.compression import Result, spelled
 from aliceopt.lab.compression_records import (
     KINDS,
     Line,
@@ -19,6 +19,7 @@ from aliceopt.lab.compression_records import (
     read_folder,
     read_lines,
     results_of,
+    subject,
 )
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results import compression_table as tables
@@ -53,7 +54,7 @@ def identity(line: Line) -> str:
         for name in _ASKED
         if name in line
     ]
-    names = (line["problem"], line["scale"], line["precision"], f"seed-{line['seed']}")
+    names = (subject(line), line["scale"], line["precision"], f"seed-{line['seed']}")
     return "/".join([*names, digest, *asked])
 
 
@@ -80,7 +81,9 @@ def add(lines: Sequence[Line], folder: Path, *, overwrite: bool = False) -> list
     for path, content, _ in done:
         content.sort(key=lambda line: (line["scale"], line["event"], line["seed"], line["id"]))
         heads = {event: ("id", "event", *names) for event, names in KINDS.items()}
-        write_lines(path, ({name: line[name] for name in heads[line["event"]]} for line in content))
+        write_lines(
+            path, ({n: line[n] for n in heads[line["event"]] if n in line} for line in content)
+        )
     return [told for *_, told in done]
 
 
@@ -111,10 +114,10 @@ def kept_tables(path: Path) -> list[tables.Told]:
 
 
 def _alike(lines: Iterable[Line]) -> dict[tuple[str, str, str, str], list[Line]]:
-    """By what may not be mixed: problem, scale, precision and device."""
+    """By what may not be mixed: problem and twin, scale, precision and device."""
     found: dict[tuple[str, str, str, str], list[Line]] = {}
     for line in lines:
-        place = (line["problem"], line["scale"], line["precision"], line["device"])
+        place = (subject(line), line["scale"], line["precision"], line["device"])
         found.setdefault(place, []).append(line)
     return found
 
@@ -123,9 +126,11 @@ def _alike(lines: Iterable[Line]) -> dict[tuple[str, str, str, str], list[Line]]
 
 
 def _lines_of(folder: Path, name: str) -> list[Line]:
-    problem, _, scale = name.partition("/")
-    lines = read_kept_compression(folder / f"{PREFIX}{problem}.jsonl")
-    places = _alike(line for line in lines if line["scale"] == (scale or "lab"))
+    """Of ``problem/scale``, or of the twin of its network, ``problem+gelu/scale``."""
+    of, _, scale = name.partition("/")
+    lines = read_kept_compression(folder / f"{PREFIX}{of.partition('+')[0]}.jsonl")
+    wanted = (of, scale or "lab")
+    places = _alike(line for line in lines if (subject(line), line["scale"]) == wanted)
     if len(places) != 1:
         raise RecordError(
             f"{len(places)} kinds of device and precision in the kept compressions of {name!r} "
@@ -184,10 +189,21 @@ def _lead(folder: Path, name: str, first: str, second: str, share: str, *options
     return tables.lead(results, first, second, float(share))
 
 
+def _differences(folder: Path, name: str, *asked: str) -> str:
+    """Of pairs like ``both:curvature``; the others of ``asked`` name the table."""
+    options = [word for word in asked if "=" in word]
+    pairs = [[*map(spelled, word.split(":"))] for word in asked if "=" not in word]
+    if any(len(pair) != 2 for pair in pairs):
+        raise RecordError(f"pairs like both:curvature stand there, got {' '.join(asked)!r}")
+    results, _ = _asked(folder, name, options)
+    return _markdown(tables.difference_rows(results, pairs, "**{}**".format))
+
+
 page_kinds: dict[str, Callable[..., str]] = {
     "compress": _table,
     "compress-radii": _radii,
     "compress-layers": _layers,
     "compress-lead": _lead,
+    "compress-differences": _differences,
 }
 """What a page can ask for, see `pages`."""

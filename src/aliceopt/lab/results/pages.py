@@ -15,9 +15,11 @@ A page holds a place for a number or a table, a comment of HTML that says what b
     <!-- results: compress-radii pays-gpt -->...           the same, by the probes' radius
     <!-- results: compress-layers pays-gpt 0.5 -->...      what predictions by layer are worth
     <!-- results: compress-lead pays-gpt refit wanda 0.7 -->...   how much lower a loss is
+    <!-- results: compress-differences digits both:curvature -->...   of losses, by share removed
 
-``pays-gpt/long`` is the experiment at another scale than lab. What stands between the comments is
-replaced; a page without them is left as it is.
+``pays-gpt/long`` is the experiment at another scale than lab, and ``digits+gelu`` the activation
+twin of a network that was pruned. What stands between the comments is replaced; a page without them
+is left as it is.
 """
 
 from __future__ import annotations
