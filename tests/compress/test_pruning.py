@@ -115,43 +115,48 @@ def test_two_of_four_keeps_the_better_two_of_every_four_inputs():
     assert not hasattr(net[0], "weight_mask")
 
 
-def test_rounds_are_calls_and_never_bring_a_weight_back():
-    """Each with a new sensitivity, to a share of all weights, those gone before included."""
+def test_recomputing_asks_between_rounds_and_never_brings_a_weight_back():
     net = small_net().eval()
-    total = sum(weight.parameter.numel() for weight in weights_of(net).values())
-    before = {name: torch.ones_like(w.parameter) for name, w in weights_of(net).items()}
-    for share in (0.4, 0.64, 0.784):
-        found = prune(net, measured(net), share)
+    seen = []
+
+    def measure():
         masks = {name: weight.mask.clone() for name, weight in weights_of(net).items()}
-        assert found.sparsity == pytest.approx(share, abs=1 / total)
-        assert sum(int(mask.sum()) for mask in masks.values()) == total - round(share * total)
-        assert all((mask <= before[name]).all() for name, mask in masks.items())
-        before = masks
+        seen.append(masks)
+        return measured(net)
+
+    found = prune(net, measured(net), 0.784, recompute=3, measure=measure)
+    total = sum(mask.numel() for mask in seen[0].values())
+    left = [sum(int(mask.sum()) for mask in masks.values()) for masks in seen]
+    assert left == [round(total * 0.6), round(total * 0.36)]
+    assert found.sparsity == pytest.approx(0.784, abs=1 / total)
+    for name, weight in weights_of(net).items():
+        assert (weight.mask <= seen[1][name]).all()
+        assert (seen[1][name] <= seen[0][name]).all()
 
 
-def test_masks_that_fail_halfway_undo_what_was_done(monkeypatch):
+def test_rounds_can_go_by_scores_and_one_that_fails_undoes_those_before():
     """Weights, gradients, buffers and random state to the bit; a mask of before is back."""
     net = small_net().eval()
-    worth = {name: w.values().abs() for name, w in weights_of(net).items()}
-    real, calls = torch_prune.custom_from_mask, []
 
-    def failing(*args, **options):
-        calls.append(args)
-        if len(calls) == 2:  # the first layer has its mask by then
+    def measure():
+        if failing:
             raise RuntimeError("out of memory")
-        return real(*args, **options)
+        return {name: w.values().abs() for name, w in weights_of(net).items()}
 
-    for first in (True, False):
-        before = everything_of(net)
-        monkeypatch.setattr(torch_prune, "custom_from_mask", failing)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            prune(net, worth, 0.8)
-        monkeypatch.undo()
-        assert len(calls) == 2
-        assert all(map(torch.equal, everything_of(net), before))
-        assert torch_prune.is_pruned(net) is not first
-        prune(net, worth, 0.3)
-        calls.clear()
+    failing = False
+    first = measure()
+    failing, before = True, everything_of(net)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prune(net, first, 0.8, recompute=2, measure=measure)
+    assert all(map(torch.equal, everything_of(net), before))
+    assert not torch_prune.is_pruned(net)
+    prune(net, first, 0.3)
+    before = everything_of(net)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prune(net, first, 0.8, recompute=2, measure=measure)
+    assert all(map(torch.equal, everything_of(net), before))
+    failing = False
+    assert prune(net, first, 0.75, recompute=2, measure=measure).sparsity == 0.75
 
 
 def test_masked_weights_stay_removed_in_training():
@@ -262,9 +267,11 @@ def test_a_recalibration_that_fails_leaves_the_statistics(batches):
         ({"sparsity": math.nan}, "got nan"),
         ({"scope": "block"}, "scope must be one of global, layer, row; got 'block'"),
         ({"structure": "4:8"}, "structure must be one of unstructured, 2:4, channels; got '4:8'"),
-        ({"structure": "channels", "scope": "row"}, "channels go by scope global"),
+        ({"structure": "channels", "scope": "row"}, "channels go in one round, with scope global"),
         ({"structure": "channels"}, "channels need inputs, a batch"),
-        ({"structure": "2:4", "sparsity": 0.6}, "2:4 removes one half; got sparsity 0.6"),
+        ({"structure": "2:4", "sparsity": 0.6}, "2:4 removes one half in one round"),
+        ({"recompute": 0}, "recompute must be a whole number >= 1, got 0"),
+        ({"recompute": 3}, "recompute=3 needs measure"),
         ({"criterion": "luck"}, "criterion must be one of magnitude"),
         ({"criterion": "taylor"}, "'gradient' was not measured; there is rms"),
         ({"criterion": "wanda"}, "norms=input_norms"),

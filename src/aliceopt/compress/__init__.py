@@ -13,7 +13,7 @@
 """
 
 from .averages import TERMS, Sensitivity
-from .criteria import CRITERIA, scores
+from .criteria import CRITERIA, TEMPERED, scores
 from .increase import Increase, measured_increase, predicted_increase, removal
 from .inputs import input_norms
 from .pruning import Pruned, masks_of, prune
@@ -29,6 +29,7 @@ from .weights import Weight, weights_of
 __all__ = [
     "CRITERIA",
     "EXPONENTS",
+    "TEMPERED",
     "TERMS",
     "Increase",
     "Pruned",

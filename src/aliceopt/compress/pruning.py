@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,8 @@ def prune(
     criterion: str = "curvature",
     radius: float | None = None,
     temper: float = 1.0,
+    recompute: int = 1,
+    measure: Callable[[], Sensitivity | Mapping[str, Tensor]] | None = None,
     inputs: Any = None,
 ) -> Pruned:
     """Mask the least of a model's weights, in place.
@@ -54,7 +56,7 @@ def prune(
     Every layer gets the buffer ``weight_mask`` and the parameter ``weight_orig``, as
     torch.nn.utils.prune does it: masked weights stay zero in training, and
     ``torch.nn.utils.prune.remove(layer, "weight")`` makes it final. If anything is wrong, nothing
-    is changed. For several rounds measure and call again: what is removed stays so.
+    is changed, whichever round it was.
 
     Args:
         model: its linear and convolution layers, see `weights_of`.
@@ -69,20 +71,28 @@ def prune(
         criterion: see `scores`.
         radius: which, of a sensitivity that has several.
         temper: see `scores`.
+        recompute: rounds, between which ``measure`` is asked for a new sensitivity, or scores; the
+            share that is kept falls by the same factor in each.
+        measure: measures the model as it is then.
         inputs: for "channels", a batch that the model can be called on.
     """
-    _check(sparsity, scope, structure)
-    worth = (
-        scores(model, measured, criterion, radius=radius, temper=temper)
-        if isinstance(measured, Sensitivity)
-        else measured
-    )
-    weights, worth = _fitting(model, worth, sparsity)
-    with undone_if_it_fails(weights):
-        if structure == "channels":
-            return _smaller(model, worth, sparsity, inputs, scope)
-        chosen, dense = masks_of(worth, sparsity, scope=scope, structure=structure)
-        return apply_masks(weights, chosen, dense)
+    _check(sparsity, scope, structure, recompute, measure)
+    with undone_if_it_fails(weights_of(model)):
+        for turn in range(1, recompute + 1):
+            if turn > 1 and measure is not None:
+                measured = measure()
+            share = 1 - (1 - sparsity) ** (turn / recompute)
+            worth = (
+                scores(model, measured, criterion, radius=radius, temper=temper)
+                if isinstance(measured, Sensitivity)
+                else dict(measured)
+            )
+            weights, worth = _fitting(model, worth, share)
+            if structure == "channels":
+                return _smaller(model, worth, sparsity, inputs, scope)
+            chosen, dense = masks_of(worth, share, scope=scope, structure=structure)
+            found = apply_masks(weights, chosen, dense)
+    return found
 
 
 def _smaller(
@@ -160,7 +170,13 @@ def two_of_four(score: Tensor) -> Tensor:
     return mask.flatten(1).view_as(score)
 
 
-def _check(sparsity: float, scope: str, structure: str) -> None:
+def _check(
+    sparsity: float,
+    scope: str,
+    structure: str,
+    recompute: int,
+    measure: Callable[[], object] | None,
+) -> None:
     number = isinstance(sparsity, int | float) and not isinstance(sparsity, bool)
     if not number or not 0 < sparsity < 1 or not math.isfinite(sparsity):
         raise ValueError(f"sparsity must be a number in (0, 1), got {sparsity!r}")
@@ -168,10 +184,21 @@ def _check(sparsity: float, scope: str, structure: str) -> None:
         raise ValueError(f"scope must be one of {', '.join(SCOPES)}; got {scope!r}")
     if structure not in STRUCTURES:
         raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}; got {structure!r}")
-    if structure == "2:4" and sparsity != 0.5:
-        raise ValueError(f"2:4 removes one half; got sparsity {sparsity!r}")
-    if structure == "channels" and scope == "row":
-        raise ValueError(f"channels go by scope global or layer; got scope {scope!r}")
+    if structure == "2:4" and (sparsity != 0.5 or recompute != 1):
+        raise ValueError(
+            f"2:4 removes one half in one round; got sparsity {sparsity!r}, recompute {recompute!r}"
+        )
+    if structure == "channels" and (scope == "row" or recompute != 1):
+        raise ValueError(
+            "channels go in one round, with scope global or layer; got scope "
+            f"{scope!r}, recompute {recompute!r}"
+        )
+    if not isinstance(recompute, int) or isinstance(recompute, bool) or recompute < 1:
+        raise ValueError(f"recompute must be a whole number >= 1, got {recompute!r}")
+    if recompute > 1 and measure is None:
+        raise ValueError(
+            f"recompute={recompute} needs measure, a function that measures the model as it is then"
+        )
 
 
 def _fitting(
