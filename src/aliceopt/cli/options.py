@@ -265,6 +265,14 @@ MeasuredIn = Annotated[
         "has its own."
     ),
 ]
+OverwriteLandscape = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace the landscape in the folder once there is a new one. Its network is used "
+        "again, or trained anew if it is another than is asked for.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Of the network, the batches and the directions.")]
 
 # ---- of a new problem --------------------------------------------------------------------------

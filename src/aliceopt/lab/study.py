@@ -96,6 +96,16 @@ class Study:
         """What a method at a rate is called among the runs that choose rates."""
         return f"{method}-rate{place:+d}"
 
+    @staticmethod
+    def named(name: str) -> tuple[str, int] | None:
+        """The method and the place that `name_of` calls so; None if it calls nothing so.
+
+        >>> Study.named("adam-rate+2"), Study.named("adam")
+        (('adam', 2), None)
+        """
+        found = re.fullmatch(r"(.+)-rate([+-]\d+)", name)
+        return None if found is None else (found[1], int(found[2]))
+
 
 def seconds_of(budget: str) -> float | None:
     """The seconds that a budget gives every run, if it is one of seconds.

@@ -219,13 +219,13 @@ def merged(
             same += 1
             continue
         if old is not None and not overwrite:
-            gained = "exponents" in line.get("curve", {}) and "exponents" not in old["curve"]
-            if _outcome(old) == _outcome(line, exponents=not gained):
+            if not (other := _differing(old, line)):
                 again += 1
                 continue
             raise RecordError(
                 f"{str(path)!r} has {line['id']} of {old['date']} with {end(old)}, and this one "
-                f"of {line['date']} ended with {end(line)}: --overwrite puts it in its place"
+                f"of {line['date']} ended with {end(line)}; they differ in {', '.join(other)}: "
+                "--overwrite puts it in its place"
             )
         new, replaced = new + (old is None), replaced + (old is not None)
         known[line["id"]] = line
@@ -236,11 +236,15 @@ _AROUND = ("date", "seconds", "versions", "label", "config")
 """What may differ between two runs with the same id and the same results."""
 
 
-def _outcome(line: Line, *, exponents: bool = True) -> Line:
-    """What came out, whenever it was made, with what and how fast."""
-    unwanted = ("seconds",) if exponents else ("seconds", "exponents")
-    curve = {k: v for k, v in line.get("curve", {}).items() if k not in unwanted}
-    return {k: v for k, v in line.items() if k not in _AROUND} | {"curve": curve}
+def _differing(old: Line, new: Line) -> list[str]:
+    """In what two lines came out otherwise, whenever they were made, with what and how fast.
+
+    Of columns of the curve that only one of them has, as versions kept fewer, nothing is known.
+    """
+    pairs = {name: (old[name], new.get(name)) for name in old if name not in (*_AROUND, "curve")}
+    columns = old.get("curve", {}).keys() & new.get("curve", {}).keys() - {"seconds"}
+    pairs |= {f"curve.{x}": (old["curve"][x], new["curve"][x]) for x in sorted(columns)}
+    return [name for name, (one, other) in pairs.items() if one != other]
 
 
 def _end(line: Line) -> str:
