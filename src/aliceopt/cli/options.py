@@ -128,11 +128,14 @@ FigureSeed = Annotated[
 
 Problem = Annotated[
     str | None,
-    typer.Option(
-        help="Your own problem, package.module:function or file.py:function, a function "
+    typer.Argument(
+        help="Your own problem, file.py:function or package.module:function, a function "
         "without arguments that returns model, loss, train and validation data (start from "
-        "aliceopt new-problem). The default is a small convnet on scikit-learn's digits."
+        "aliceopt new-problem). By default a small convnet on scikit-learn's digits."
     ),
+]
+ProblemOption = Annotated[
+    str | None, typer.Option("--problem", help="The same as the argument PROBLEM, for old scripts.")
 ]
 Terms = Annotated[
     str | None,

@@ -131,14 +131,6 @@ def at_place(method: PlannedMethod, place: int) -> PlannedMethod:
     return replace(method, options={**method.options, "lr": rate_at(method.options["lr"], place)})
 
 
-def study_folder(problem: str | None) -> Path:
-    """``runs/study-NAME``, the name being the module's or file's."""
-    name = (
-        "digits" if problem is None else Path(problem.rpartition(":")[0]).name.removesuffix(".py")
-    )
-    return Path("runs") / f"study-{name or 'problem'}"
-
-
 def study_plan(
     problem: str | None = None,
     *,

@@ -127,7 +127,7 @@ def test_what_records_quote_cannot_become_markup(tmp_path: Path) -> None:
         key: replace(m, label=m.label + NASTY, options={**m.options, "note": NASTY})
         for key, m in plan.methods.items()
     }
-    command = f"aliceopt study --problem '{NASTY}'"
+    command = f"aliceopt study '{NASTY}'"
     plan = replace(plan, title=NASTY, command=command, methods=methods)
     results: dict[tuple[str, int], Any] = {**invented_results(plan), ("adam", 0): "diverged"}
     write_folder(tmp_path, plan, results, reason=NASTY)

@@ -189,5 +189,5 @@ def _command(plan: Plan) -> str:
     seeds = ["--seeds", which]
     if plan.kind == "experiment":
         return shlex.join(["aliceopt", "run", plan.name, "--scale", plan.scale, *seeds])
-    mine = ["--problem", str(plan.problem)] if isinstance(plan.problem, UserProblem) else []
+    mine = [str(plan.problem)] if isinstance(plan.problem, UserProblem) else []
     return shlex.join(["aliceopt", "study", *mine, *seeds])
