@@ -12,10 +12,11 @@ import pytest
 from aliceopt.lab.figures import style
 from aliceopt.lab.records import RecordError, read_runs
 from aliceopt.lab.report import write_report
-from aliceopt.lab.report.axes import Axis, limits
+from aliceopt.lab.report.axes import Axis
 from aliceopt.lab.report.panels import Line, merge_blocks, place_tags, rate_panel
 from aliceopt.lab.report.strips import forest
 from aliceopt.lab.results.finding import find
+from aliceopt.lab.results.numbers import limits
 from study_cases import grid_plan, invented_results, tuned_as, write_folder
 
 NASTY = "a <b> & \"c\" 'd' </script><script>alert(1)</script> $x_1$"

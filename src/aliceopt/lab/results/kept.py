@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from aliceopt.lab.plan import filed_label
 from aliceopt.lab.records import ENDED, RecordError, RunRecord, read_found, read_plan
 from aliceopt.lab.spec import LabProblem, Plan, Run
 from aliceopt.lab.typed import FieldError, from_json, to_json
@@ -70,6 +71,11 @@ class Kept:
         lengths = {len(self.curve.get(name, ())) for name in _CURVE}
         if len(lengths) > 1 or lengths == {0}:
             raise ValueError("curve: its columns are not equally long, or empty")
+
+    @property
+    def called(self) -> str:
+        """What tables and figures call it: as its experiment does today, else as it did then."""
+        return filed_label(self.experiment, self.method) or self.label
 
     def settings_digest(self) -> str:
         """A name of the settings and the device: all but the seed, the label and CPU threads."""
