@@ -270,7 +270,7 @@ def test_rates_follow_what_bounds_the_steps():
         ({"budget": "-3s"}, "--budget .* got '-3s'"),
         ({"budget": "9s", "epochs": 2}, "--epochs and --budget 9s both say how long a run is"),
         ({"limit": "none"}, "--limit must be .* got 'none'"),
-        ({"tune": 0}, "--tune must be 1 or a whole number from 3 to 15, got 0"),
+        ({"tune": 0}, "--tune must be a whole number that is 1 or from 3 to 15, got 0"),
         ({"tune": 2}, "--tune .* got 2"),
         ({"terms": ["glas"]}, "no term 'glas': did you mean 'glass'"),
         ({"steps": ["half"]}, "no step 'half'"),
