@@ -309,6 +309,7 @@ def _tell(
 ) -> None:
     from aliceopt.lab.report.landscape import write_landscape_report
     from aliceopt.lab.results import landscape_table as tables
+    from aliceopt.lab.results.landscape_reading import reading, reading_along
     from aliceopt.lab.writing import replacing, write_tensors
 
     old = {folder / name for name in RESULTS}
@@ -321,9 +322,12 @@ def _tell(
             beside.write_text(lines, encoding="utf-8")
     write_tensors(folder / "landscape.safetensors", tables.tensors(views))
     console.print(tables.landscape_table(views))
-    for line in [*tables.reading(views), *tables.reading_along(along)]:
-        console.print(line)
-    console.print("Rises of the loss beyond g.d: how often above the bound, and rise over bound")
+    for line in [*reading(views), *reading_along(along)]:
+        console.print(f"{line}\n", markup=False, highlight=False)
+    console.print(
+        "How much the loss rises along a move, beyond its slope: how often by more than is "
+        "predicted, and mean rise over mean prediction (1: right on average)"
+    )
     console.print(tables.bounds_table(views))
     path, pictures = write_landscape_report(folder, views, facts, along)
     names = [*written, "landscape.safetensors"]
