@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from aliceopt.lab.typed import Count, checked
+from aliceopt.lab.typed import Count, checked, fits
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -56,9 +56,8 @@ def require_whole_each(name: str, values: Any, *, least_count: int = 1) -> tuple
             f"{name} must be a list or tuple of at least {least_count} whole numbers, "
             f"got {values!r}"
         )
-    for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"every entry of {name} must be a whole number >= 1, got {values!r}")
+    if not all(fits(Count, value) for value in values):
+        raise ValueError(f"every entry of {name} must be a whole number >= 1, got {values!r}")
     return tuple(values)
 
 
@@ -66,7 +65,8 @@ def require_share(*, zero: bool, one: bool, **values: Any) -> None:
     """Raise ``ValueError`` unless each value lies between 0 and 1, ends included as told."""
     words = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
     for name, value in values.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        inside = number and (0 < value < 1 or (zero and value == 0) or (one and value == 1))
+        inside = fits(float, value) and (
+            0 < value < 1 or (zero and value == 0) or (one and value == 1)
+        )
         if not inside:
             raise ValueError(f"{name} must be a number in {words}, got {value!r}")

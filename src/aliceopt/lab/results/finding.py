@@ -22,7 +22,7 @@ from aliceopt.lab.results.summary import FAMILIES, Summary, best_of_families, su
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.words import counted, schedule_in_words
 
-__all__ = ["Finding", "also_with_best", "find"]
+__all__ = ["Finding", "find"]
 
 _PARTS = {"ahead": "Look-ahead", "curvature": "Curvature"}
 _FEW = 4
@@ -72,7 +72,7 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
     evidence = {
         "setting": [f"{plan.problem}: validation {plan.metric} at the end of training, {seeds}."],
         "terms": _terms(plan, summary, terms),
-        "twice": also_with_best([(combination(plan, c.first), c) for c in claimed], comparisons),
+        "twice": _also_with_best([(combination(plan, c.first), c) for c in claimed], comparisons),
         "steps": [
             f"{STEP_NAMES[c.first]} against {STEP_NAMES[c.second]}, mean over the terms: "
             f"{difference(c, summary)}."
@@ -88,11 +88,11 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
     lines = _lines(plan, summary, decision)
     parts = [c for c in comparisons if c.question in _PARTS]
     worth = [*(_worth(plan, summary, c) for c in parts)]
-    worth += also_with_best([(_PARTS[c.question], c) for c in parts], comparisons)
+    worth += _also_with_best([(_PARTS[c.question], c) for c in parts], comparisons)
     return Finding(decision.text, lines, told, comparisons, decision.choice, " ".join(worth))
 
 
-def also_with_best(
+def _also_with_best(
     named: Sequence[tuple[str, Comparison]], comparisons: Sequence[Comparison]
 ) -> list[str]:
     """Which comparisons have another interval as one of those with the best, and why: a sentence.
