@@ -155,7 +155,7 @@ def contenders(dtype: torch.dtype, implementation: str, device: torch.device) ->
         Contender("adamw_foreach", "AdamW foreach", 7 * item, partial(_adamw, form="foreach")),
         Contender("schedule_free", "schedule-free AdamW", 7 * item, _schedule_free),
         Contender(
-            "alice", "Alice, defaults", quick - 2 * max(4, item), partial(alice, terms=False)
+            "alice", "Alice (as it comes)", quick - 2 * max(4, item), partial(alice, terms=False)
         ),
         Contender("alice_quick", "Alice quick", quick, partial(alice, measuring=False)),
         Contender(

@@ -174,10 +174,16 @@ def test_the_command_has_lines_a_figure_and_a_table(
     assert f"{last['exponents'][last['start']]['value']:.2f} (" in page
     assert "While it trained" in page
     before = (tmp_path / "along.jsonl").read_bytes()
+    status, said = command(source, "--every", 4, "--out", tmp_path, "--overwrite")
+    assert status == 0, said
+    assert (tmp_path / "along.jsonl").read_bytes() == before  # the network was used again
+    results = ("landscape.jsonl", "landscape.safetensors", "along.jsonl", "report.html")
+    for name in results:
+        (tmp_path / name).rename(tmp_path / f"old-{name}")
     status, said = command(source, "--every", 1, "--out", tmp_path)
     assert status == 2
-    assert "was trained without this --every 1, or measured otherwise: choose another" in said
-    assert (tmp_path / "along.jsonl").read_bytes() == before
+    assert "was trained without this --every 1, or measured otherwise: --overwrite trains" in said
+    assert not (tmp_path / "along.jsonl").exists()
 
 
 @pytest.mark.parametrize("every", [0.0, -1.0, float("nan"), float("inf")])

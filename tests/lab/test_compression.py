@@ -378,10 +378,18 @@ def test_what_is_no_problem_or_does_not_fit_is_told(tmp_path, source):
 
 
 def test_a_folder_with_another_network_is_refused(tmp_path, source):
-    """The same layers, trained on other data, would be pruned as if they were these."""
+    """The same layers, trained on other data, would be pruned as if they were these.
+
+    With --overwrite it goes, with all that was made of it.
+    """
     asked = ["--out", tmp_path / "out", "--sparsity", "0.5", "--criteria", "magnitude"]
     compress(source, *asked)
     Path(source.rpartition(":")[0]).write_text(PRUNED.replace("> 0", "> 0.5"))
     result = compress(source, *asked)
     assert result.exit_code == 2
-    assert "holds another network: choose another --out" in " ".join(result.stderr.split())
+    assert "holds another network: --overwrite begins anew" in " ".join(result.stderr.split())
+    (tmp_path / "out/pruned-70.pt").touch()  # of the network before
+    result = compress(source, *asked, "--overwrite")
+    assert result.exit_code == 0, result.output
+    assert [line["criterion"] for line in records_of(tmp_path / "out")] == ["none", "magnitude"]
+    assert [path.name for path in (tmp_path / "out").glob("pruned-*.pt")] == ["pruned-50.pt"]

@@ -109,7 +109,7 @@ def test_relu_and_its_twin_on_the_same_batches(seen: tuple[Path, str]) -> None:
         else:
             assert exponents["0"] < 1.9
     assert len({tuple(record["radii"]) for record in records}) == 1
-    assert "as trained and gelu twin, training batches, at the smallest radius" in said
+    assert "On training batches its gelu twin has other exponents than the network as" in said
     assert found["as trained", "training"]["metric"] > 60
 
 
@@ -227,8 +227,92 @@ def test_a_folders_own_checkpoint_is_its_network_and_another_is_not(
     other = torch.load(trained, weights_only=True)
     other["model"]["1.bias"] += 1
     torch.save(other, tmp_path / "other.pt")
-    with pytest.raises(PlanError, match="holds another network: choose another --out"):
+    with pytest.raises(PlanError, match="holds another network: --overwrite begins anew"):
         check_same(run, out, tmp_path / "other.pt")
+
+
+SMALLEST = ["--preset", "quick", "--batches", "training", "--precision", "float64"]
+
+
+def test_a_landscape_is_not_replaced_without_a_word(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, by folder and flag, before anything is done; replaced as a whole once there is one.
+
+    What the new one has not goes, what is the user's stays, and the network is used again.
+    """
+    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
+    out = tmp_path / "out"
+    assert landscape(source, "--out", out, *SMALLEST).exit_code == 0
+    trained = out / "adamw/seed-0/checkpoint.pt"
+    figures = out / "figures"
+    figures.mkdir()
+    for path in (out / "along.jsonl", figures / "planes.png", figures / "planes.pdf"):
+        path.write_text("of the landscape before")
+    mine = [out / "notes.txt", figures / "own.png"]
+    for path in mine:
+        path.write_text("mine")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    result = landscape(source, "--out", out, *SMALLEST, "--seed", 1)
+    assert result.exit_code == 2
+    assert f"{str(out)!r} already holds landscape.jsonl, along.jsonl, landscape.safete" in (
+        result.stderr
+    )
+    assert "--overwrite" in result.stderr
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    result = landscape(source, "--out", out, *SMALLEST, "--overwrite", "--blocks", "(weight|bias)")
+    assert result.exit_code == 0, result.output
+    (record,) = map(json.loads, (out / "landscape.jsonl").read_text().splitlines())
+    assert list(record["blocks"]) == ["weight", "bias"]
+    gone = {out / "along.jsonl", figures / "planes.png", figures / "planes.pdf"}
+    assert {path for path in out.rglob("*") if path.is_file()} == before.keys() - gone
+    assert all(path.read_bytes() == before[path] for path in (*mine, trained))
+
+
+def test_an_old_landscape_stays_until_there_is_a_new_one(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while it is measured: everything is as it was."""
+    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
+    out = tmp_path / "out"
+    assert landscape(source, "--out", out, *SMALLEST).exit_code == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def stopped(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aliceopt.lab.landscapes.Instruments.climb", stopped)
+    assert landscape(source, "--out", out, *SMALLEST, "--overwrite").exit_code != 0
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_overwriting_trains_anew_where_the_network_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other data, and ladders on the way; but not if the network's own weights are to be read."""
+    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
+    file, out = tmp_path / "data.py", tmp_path / "out"
+    file.write_text(PROBLEM)
+    asked = [f"{file}:problem", "--out", out, *SMALLEST]
+    trained = out / "adamw/seed-0/checkpoint.pt"
+    assert landscape(*asked).exit_code == 0
+    before = trained.read_bytes()
+    file.write_text(PROBLEM.replace("> 0)", "> 0.5)"))
+    (out / "landscape.jsonl").rename(tmp_path / "kept.jsonl")
+    for name in ("landscape.safetensors", "report.html"):
+        (out / name).unlink()
+    refused = landscape(*asked)
+    assert refused.exit_code == 2
+    assert "holds another network: --overwrite begins anew" in refused.stderr
+    own = landscape(*asked, "--overwrite", "--checkpoint", trained)
+    assert own.exit_code == 2
+    assert "--overwrite would delete" in own.stderr
+    assert trained.read_bytes() == before
+    assert landscape(*asked, "--overwrite").exit_code == 0
+    assert trained.read_bytes() != before
+    assert not (out / "along.jsonl").exists()
+    assert landscape(*asked, "--every", 8, "--overwrite").exit_code == 0
+    assert len((out / "along.jsonl").read_text().splitlines()) == 2
 
 
 def test_checkpoints_of_different_runs_have_different_folders() -> None:
@@ -352,7 +436,7 @@ def test_bad_input_is_one_sentence(
     """And the numbers of before are still there."""
     out, _ = seen
     before = (out / "landscape.jsonl").read_bytes()
-    words = ["landscape", source, "--out", str(out), "--preset", "quick", *options]
+    words = ["landscape", source, "--out", str(out), "--preset", "quick", "--overwrite", *options]
     result = CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
     assert result.exit_code == 2
     assert message in result.output
@@ -380,7 +464,8 @@ def test_other_weights_are_checked_first(source: str, seen: tuple[Path, str], tm
         (tmp_path / "other.pt", "has no '0.weight' of the model's shape"),
         (tmp_path / "none.pt", "there is no checkpoint"),
     ):
-        result = landscape(source, "--out", out, "--preset", "quick", "--between", path)
+        asked = ["--preset", "quick", "--between", path, "--overwrite"]
+        result = landscape(source, "--out", out, *asked)
         assert result.exit_code == 2
         assert message in result.output
 

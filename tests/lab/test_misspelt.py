@@ -55,7 +55,7 @@ def test_an_experiment_that_there_is_not_is_not_one_without_results():
     assert "settings as filed" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["landscape", "compress"])
+@pytest.mark.parametrize("command", ["landscape", "compress", "study"])
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
@@ -64,7 +64,7 @@ def test_an_experiment_that_there_is_not_is_not_one_without_results():
     ],
 )
 def test_a_problem_given_as_an_argument_is_not_called_an_option(command, problem, said):
-    """These two have no --problem."""
+    """All three take it as an argument."""
     result = aliceopt(command, problem, "--device", "cpu")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"aliceopt: {said}")

@@ -78,7 +78,10 @@ def test_overwriting_deletes_what_the_plan_names_and_nothing_else(tmp_path):
     ],
 )
 def test_overwriting_deletes_nothing_outside_the_folder(method, seed, name, precious, tmp_path):
-    """Whatever names a plan.json from elsewhere holds: a method's, a seed's, its own."""
+    """Whatever names a plan.json from elsewhere holds: a method's, a seed's, its own.
+
+    A name that is no folder's is passed over, and the command begins anew.
+    """
     assert quick("--out", "out").exit_code == 0
     plan = to_json(read_plan(tmp_path / "out"))
     run, about = plan["runs"][0], plan["methods"]["adam"]
@@ -89,7 +92,8 @@ def test_overwriting_deletes_nothing_outside_the_folder(method, seed, name, prec
     path.write_text("mine")
     result = quick("--out", "out", "--overwrite")
     assert path.read_text() == "mine"
-    assert isinstance(result.exception, SystemExit | None)
+    assert result.exit_code == 0, result.output
+    assert list(read_plan(tmp_path / "out").methods) == ["adam"]
 
 
 def test_somebody_elses_plan_is_left_alone(tmp_path):
@@ -130,6 +134,30 @@ def test_a_plan_of_another_version_can_be_overwritten(tmp_path):
     clear(out, plan)
     assert not (out / "old-adam").exists()
     assert not (out / "plan.json").exists()
+
+
+@pytest.mark.parametrize("runs", [None, {"adam": [0]}, ["adam", 3]])
+def test_a_plan_that_lists_its_runs_otherwise_can_be_overwritten(runs, tmp_path):
+    """It is ours by its kind, whatever a version before wrote behind it."""
+    out = tmp_path / "out"
+    content = to_json(begun(out))
+    content.pop("runs")
+    content |= {} if runs is None else {"runs": runs}
+    (out / "plan.json").write_text(json.dumps(content))
+    assert quick("--out", out).exit_code == 2
+    assert quick("--out", out, "--overwrite").exit_code == 0
+
+
+def test_runs_that_chose_rates_go_also_where_no_plan_names_them(tmp_path):
+    """Of the new plan's methods; a tuning without its plan would be refused for ever."""
+    plan = begun(tmp_path)
+    for name in ("adam-rate+1", "adam-rate-0", "sgd-rate+1", "adam-mine"):
+        Journal(tmp_path / "tuning" / name / "seed-1000/records.jsonl").close()
+    clear(tmp_path, plan)
+    assert sorted(path.name for path in (tmp_path / "tuning").iterdir()) == [
+        "adam-mine",
+        "sgd-rate+1",
+    ]
 
 
 def test_records_without_a_plan_can_be_overwritten(tmp_path):

@@ -111,7 +111,7 @@ def test_the_papers_settings_are_the_papers(name):
             assert options["limit"] == paper["limit"]
             assert options["betas"] == [0.9, 0.999]
             assert (options["eps"], options["lr_min"]) == (1e-8, 0.0)
-            ahead = 1.5 if method.label == "Alice, defaults" else 1.0
+            ahead = 1.5 if method.label == "Alice (as it comes)" else 1.0
             assert options["lookahead"] == ahead
 
 
@@ -219,7 +219,7 @@ def test_a_method_at_another_rate():
     rates = [method.options["lr"] for method in methods.values()]
     assert rates == [1e-3, 2e-3, 2e-3, 2e-3]
     assert methods["adamw@1e-3"].label == "AdamW, lr 1e-3"
-    assert methods["ahead-1_5@2e-3"].label == "ahead 1.5, lr 2e-3"
+    assert methods["ahead-1_5@2e-3"].label == "Alice (as it comes), lr 2e-3"
     assert methods["ahead-1_5@2e-3"].options["lookahead"] == 1.5
     unnamed = experiment_plan("vit-naq", methods=["naq-rms@0.1"], read=False).methods
     assert unnamed["naq-rms@0.1"].label == "Alice, rms, NAQ, lr 0.1"

@@ -19,6 +19,7 @@ from aliceopt import Alice
 from aliceopt.cli.folders import clear
 from aliceopt.lab import records
 from aliceopt.lab.methods import make_method
+from aliceopt.lab.network import problem_name
 from aliceopt.lab.plan import PlanError
 from aliceopt.lab.problem import ProblemError
 from aliceopt.lab.records import Journal, read_plan, read_runs
@@ -27,7 +28,6 @@ from aliceopt.lab.study import (
     BASELINES,
     GRID_TERMS,
     TUNING_SEEDS,
-    study_folder,
     study_plan,
 )
 from lab_cases import TINY, aliceopt, all_events, tiny, write_problem
@@ -270,7 +270,7 @@ def test_rates_follow_what_bounds_the_steps():
         ({"budget": "-3s"}, "--budget .* got '-3s'"),
         ({"budget": "9s", "epochs": 2}, "--epochs and --budget 9s both say how long a run is"),
         ({"limit": "none"}, "--limit must be .* got 'none'"),
-        ({"tune": 0}, "--tune must be 1 or a whole number from 3 to 15, got 0"),
+        ({"tune": 0}, "--tune must be a whole number that is 1 or from 3 to 15, got 0"),
         ({"tune": 2}, "--tune .* got 2"),
         ({"terms": ["glas"]}, "no term 'glas': did you mean 'glass'"),
         ({"steps": ["half"]}, "no step 'half'"),
@@ -336,12 +336,27 @@ def test_a_dry_run_for_a_cluster_needs_none_of_its_devices(monkeypatch):
 @pytest.mark.parametrize(
     ("problem", "name"),
     [
-        (None, "study-digits"),
-        ("mine.py:problem", "study-mine"),
-        ("/some/where/mine.py:f", "study-mine"),
-        ("package.module:f", "study-package.module"),
+        (None, "digits"),
+        ("mine.py:problem", "mine"),
+        ("/some/where/mine.py:f", "mine"),
+        ("package.module:f", "package.module"),
     ],
 )
 def test_a_study_has_a_folder_of_its_own(problem, name):
     """Named after the file or module."""
-    assert study_folder(problem).name == name
+    assert problem_name(problem) == name
+
+
+def test_the_problem_is_an_argument_and_the_old_option_means_the_same(tmp_path):
+    """The option's folder goes on with the argument; both at once are refused by their values."""
+    mine = f"{write_problem(tmp_path)}:problem"
+    assert tiny("--problem", mine, "--tune", 1).exit_code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    before = all_events(folder)
+    assert tiny(mine, "--tune", 1, "--resume").exit_code == 0
+    assert all_events(folder) == before
+    refused = tiny(mine, "--problem", "other.py:f")
+    assert refused.exit_code == 2
+    assert (
+        refused.stderr == f"aliceopt: two problems: {mine!r} and --problem other.py:f; choose one\n"
+    )

@@ -55,7 +55,7 @@ def test_a_template_that_needs_a_package_says_how_to_get_it(there, tmp_path, mon
     told = "needs transformers, which is not installed: pip install transformers"
     assert (f"\nit {told}\n" in written.output) is not there
     if not there:
-        assert f"mine.py {told}\n" in aliceopt("study", "--problem", "mine.py:problem").output
+        assert f"mine.py {told}\n" in aliceopt("study", "mine.py:problem").output
     assert "pip" not in aliceopt("new-problem", "other.py", "--kind", "text").output
 
 
@@ -95,5 +95,5 @@ def test_the_template_never_overwrites(tmp_path):
 def test_a_template_says_how_to_run_it(kind):
     """And that seeds are the study's."""
     text = template(kind)
-    assert "aliceopt study --problem FILE.py:problem" in text
+    assert "aliceopt study FILE.py:problem" in text
     assert "torch is seeded anew" in " ".join(text.split())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aliceopt.cli import options
-from aliceopt.cli.folders import check_not_both
+from aliceopt.cli.folders import check_not_both, clear_network, delete
 from aliceopt.cli.lab import seeds_of, split_names
 from aliceopt.cli.refusal import say, told
 
@@ -88,9 +88,9 @@ def compress(
     """
     from aliceopt.lab import carry_out
     from aliceopt.lab.compression import ROWS, Ask
-    from aliceopt.lab.compression_records import check_alike, read_folder
+    from aliceopt.lab.compression_records import read_folder
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import check_same, problem_name, problem_run, twin_run
+    from aliceopt.lab.network import problem_name, problem_run, twin_run
     from aliceopt.lab.plan import EXPERIMENTS, checked_seeds
 
     with told():
@@ -113,10 +113,7 @@ def compress(
             runs = [problem_run(problem, seed, **how) for seed in numbers]
             if twin is not None:
                 runs = [twin_run(run, twin) for run in runs]
-            check_alike(folder, runs[0])
-            for run in runs:
-                check_same(run, folder, checkpoint)
-            _check_old(folder, runs, ask, resume, overwrite)
+            _check_old(folder, runs, checkpoint, ask, resume, overwrite)
             finished = _carry_out(folder, runs, place, checkpoint, (name, scale), ask)
             lines = read_folder(folder)
             print_tables(asked_tables(lines, ask), stdout_console())
@@ -136,12 +133,37 @@ def _numbers(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def _check_old(folder: Path, runs: list[Run], ask: Ask, resume: bool, overwrite: bool) -> None:
-    """Results that are asked for and there already are kept, or made anew, as the user says."""
+def _check_old(
+    folder: Path,
+    runs: list[Run],
+    checkpoint: Path | None,
+    ask: Ask,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    """Results that are asked for and there already are kept, or made anew, as the user says.
+
+    So is a network that is another one, with all that was made of it.
+    """
     from aliceopt.lab import compression_records as records
+    from aliceopt.lab.network import check_same
+    from aliceopt.lab.plan import PlanError
 
     if overwrite:
         check_not_both(resume)
+    others = []
+    for run in runs:
+        try:
+            check_same(run, folder, checkpoint)
+        except PlanError:
+            if not overwrite:
+                raise
+            others.append(run)
+    records.check_alike(folder, runs[0], but=[run.seed for run in others])
+    for run in others:
+        clear_network(folder, run, checkpoint)
+    if others and not records.read_folder(folder):  # none is left that they were made of
+        delete(folder.glob("pruned-*.pt"))
     asked_for = partial(records.asked_for, ask)
     for run in runs:
         old = sum(map(asked_for, records.read_run(folder, run)))

@@ -11,11 +11,19 @@ from typing import Any, get_args, get_type_hints
 from aliceopt.cli.options import KEPT
 from aliceopt.cli.refusal import say
 from aliceopt.lab.plan import EXPERIMENTS, SCALES, settings_of
-from aliceopt.lab.records import RecordError, Records, read_records, read_runs, run_folder
+from aliceopt.lab.records import (
+    RecordError,
+    Records,
+    read_records,
+    read_runs,
+    run_folder,
+    run_paths,
+)
 from aliceopt.lab.results.kept import read_kept
 from aliceopt.lab.results.kept_compare import as_filed
 from aliceopt.lab.results.kept_records import kept_records
-from aliceopt.lab.spec import Plan
+from aliceopt.lab.spec import Plan, Run
+from aliceopt.lab.study import Study
 
 
 def default_folder(name: str, scale: str) -> Path:
@@ -76,39 +84,67 @@ def clear(folder: Path, new: Plan | None = None) -> None:
     """Delete the records, figures and report of the plan there and of a new one, and no more.
 
     The plan there may be of another version. The new one may name runs of an even earlier plan.
-    Runs that chose a study's rates go too.
+    Runs that chose a study's rates go too, also where no plan names them any more.
     """
-    _clear(folder / "tuning", None)  # also if nothing came after it
-    _clear(folder, new)
-    _delete_empty([folder / "tuning"])
+    tuning = folder / "tuning"
+    tried = {path.parent: Study.named(path.parent.parent.name) for path in run_paths(tuning, "*")}
+    methods = () if new is None else new.methods
+    # Also if nothing came after it.
+    _clear(tuning, [place for place, name in tried.items() if name and name[0] in methods])
+    _clear(folder, [] if new is None else _places(folder, ((r.method, r.seed) for r in new.runs)))
+    _delete_empty([tuning])
 
 
-def _clear(folder: Path, new: Plan | None) -> None:
+def _clear(folder: Path, places: Iterable[Path]) -> None:
     """Of any version of ours, also one that can no longer be carried out; not somebody else's."""
     path = folder / "plan.json"
     there: Any = None
-    named: list[tuple[Any, Any]] = []
+    found = list(places)
     if path.exists():
         with contextlib.suppress(ValueError):
             there = json.loads(path.read_text(encoding="utf-8"))
         kinds = get_args(get_type_hints(Plan)["kind"])
         if not isinstance(there, dict) or there.get("kind") not in kinds:
             return
-        if not isinstance(there.get("runs"), list):
-            return
-        old = [run for run in there["runs"] if isinstance(run, dict)]
-        named = [(run.get("method"), run.get("seed")) for run in old]
-    if new is not None:
-        named += [(run.method, run.seed) for run in new.runs]
-    fine = [(m, s) for m, s in named if isinstance(m, str) and type(s) is int]
-    places = list(dict.fromkeys(run_folder(folder, *run) for run in fine))
-    for place in places:
+        runs = there.get("runs")
+        old = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+        found = _places(folder, ((run.get("method"), run.get("seed")) for run in old)) + found
+    found = list(dict.fromkeys(found))
+    for place in found:
         _clear_run(place)
     if there is not None:
         if there.get("name") in EXPERIMENTS:
-            _delete((folder / "figures").glob(f"{there['name']}.*"))
-        _delete([folder / "report.html", path])
-    _delete_empty([*places, *dict.fromkeys(place.parent for place in places), folder / "figures"])
+            delete((folder / "figures").glob(f"{there['name']}.*"))
+        delete([folder / "report.html", path])
+    _delete_empty([*found, *dict.fromkeys(place.parent for place in found), folder / "figures"])
+
+
+def _places(folder: Path, named: Iterable[tuple[Any, Any]]) -> list[Path]:
+    """The folders of runs; a name that cannot be one of ours has none."""
+    found = []
+    for method, seed in named:
+        if isinstance(method, str) and type(seed) is int:
+            with contextlib.suppress(RecordError):
+                found.append(run_folder(folder, method, seed))
+    return found
+
+
+def clear_network(folder: Path, run: Run, used: Path | None) -> None:
+    """Delete the network that a folder has for a run, and what was made of it.
+
+    Not if the weights to be ``used`` now are that network's.
+    """
+    from aliceopt.lab.network import JOURNAL, weights_of
+
+    place = run_folder(folder, run.method, run.seed)
+    if used is not None:
+        weights_of(used)  # nothing goes for what cannot be read
+        if used.resolve() == (place / "checkpoint.pt").resolve():
+            raise RecordError(
+                f"--overwrite would delete {str(used)!r}, which is to be read: choose another --out"
+            )
+    _clear_run(place)
+    delete([place / "network.json", place / JOURNAL])
 
 
 def clear_retuned(plan: Plan, folder: Path) -> list[str]:
@@ -128,7 +164,7 @@ def clear_retuned(plan: Plan, folder: Path) -> list[str]:
 
 def _clear_run(place: Path) -> None:
     for pattern in ("records.jsonl", "checkpoint.*", "events.out.tfevents.*"):
-        _delete(place.glob(pattern))
+        delete(place.glob(pattern))
 
 
 def _delete_empty(folders: Iterable[Path]) -> None:
@@ -137,6 +173,7 @@ def _delete_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _delete(paths: Iterable[Path]) -> None:
+def delete(paths: Iterable[Path]) -> None:
+    """Files that may be there."""
     for path in list(paths):
         path.unlink(missing_ok=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.cli import options
+from aliceopt.cli.folders import clear_network, delete
 from aliceopt.cli.refusal import say, told
 
 if TYPE_CHECKING:
@@ -42,19 +44,21 @@ def landscape(
     seed: options.Seed = 0,
     out: options.Out = None,
     device: options.Device = "auto",
+    overwrite: options.OverwriteLandscape = False,
 ) -> None:
     """Measure which curvature a trained network has, glass or a Hessian, in every block.
 
     Says first how many gradients and losses that takes. Ends with a table, what it means in words,
     figures, and the numbers as JSON lines and safetensors. The network is trained first, unless
-    weights are given, and kept in the folder for the next time.
+    weights are given, and kept in the folder for the next time. A landscape that is there already
+    is replaced with --overwrite only.
     """
     import torch
 
     from aliceopt.lab import carry_out
     from aliceopt.lab.along import Along
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import checkpoint_run, problem_run, weights_of
+    from aliceopt.lab.network import checkpoint_run, problem_run, twin_run, weights_of
     from aliceopt.lab.plan import EXPERIMENTS
     from aliceopt.lab.presets import PARTS, PRESETS, Asked, cost_of
     from aliceopt.lab.terminal import stdout_console
@@ -92,10 +96,12 @@ def landscape(
                     "--every looks on while a network trains: give a problem, no checkpoint"
                 )
             along = Along(run, asked, every, folder, place, tell=say)
+        other = twin_run(run, twin) if train_twin and twin is not None else None
+        _check_old(folder, run, other, checkpoint, along, overwrite)
         count = 1 + (twin is not None) + train_twin
         cost = cost_of(asked, count)
         _announce(preset, asked, count, cost, along)
-        networks = _networks(run, folder, place, checkpoint, twin, train_twin, along)
+        networks = _networks(run, other, folder, place, checkpoint, twin, along)
         lines = [] if along is None else along.lines()
         del along  # it has a network of its own
         if place.type == "cuda":
@@ -129,6 +135,50 @@ def _check(preset: str, batches: str, twin: str | None, train_twin: bool) -> Non
         check_activation(twin)
 
 
+RESULTS = ("landscape.jsonl", "along.jsonl", "landscape.safetensors", "report.html")
+FIGURES = ("exponents-*", "shares", "bounds", "slices-*", "planes", "along")
+_SUFFIXES = (".png", ".pdf")
+
+
+def _check_old(
+    folder: Path,
+    run: Run,
+    other: Run | None,
+    checkpoint: Path | None,
+    along: Along | None,
+    overwrite: bool,
+) -> None:
+    """A landscape and networks that are there are kept, unless the user says otherwise.
+
+    The old landscape goes once there is a new one, a network only if it is another than ``run`` or,
+    beside it, the trained twin ``other``.
+    """
+    from aliceopt.lab.network import check_same
+    from aliceopt.lab.plan import PlanError
+
+    there = [name for name in RESULTS if (folder / name).exists()]
+    if there and not overwrite:
+        raise ValueError(
+            f"{str(folder)!r} already holds {', '.join(there)}: --overwrite measures anew and "
+            "replaces them (the trained network is used again), or choose another --out"
+        )
+    networks = [(run, folder, checkpoint)]
+    networks += [] if other is None else [(other, _twin_folder(folder, other), None)]
+    for one, place, weights in networks:
+        try:
+            check_same(one, place, weights)
+            if along is not None and one is run:
+                along.check_network()
+        except PlanError:
+            if not overwrite:
+                raise
+            clear_network(place, one, checkpoint)
+
+
+def _twin_folder(folder: Path, trained: Run) -> Path:
+    return folder / f"twin-{trained.problem.twin}"
+
+
 def _announce(preset: str, asked: Asked, count: int, cost: Cost, along: Along | None) -> None:
     from aliceopt.lab.words import counted
 
@@ -145,14 +195,14 @@ def _announce(preset: str, asked: Asked, count: int, cost: Cost, along: Along | 
 
 def _networks(
     run: Run,
+    other: Run | None,
     folder: Path,
     place: torch.device,
     checkpoint: Path | None,
     twin: str | None,
-    train_twin: bool,
     along: Along | None,
 ) -> dict[str, Network]:
-    from aliceopt.lab.network import network_of, twin_run
+    from aliceopt.lab.network import network_of
     from aliceopt.landscape.twins import check_swapped
 
     networks = {"as trained": network_of(run, folder, place, checkpoint, watch=along)}
@@ -160,9 +210,8 @@ def _networks(
         swapped = network_of(run, folder, place, checkpoint, twin)
         say(f"{twin} twin: {check_swapped(swapped.model)} in a pass")
         networks[f"{twin} twin"] = swapped
-        if train_twin:
-            other = network_of(twin_run(run, twin), folder / f"twin-{twin}", place)
-            networks[f"{twin} twin, trained"] = other
+    if other is not None:
+        networks[f"{twin} twin, trained"] = network_of(other, _twin_folder(folder, other), place)
     return networks
 
 
@@ -259,8 +308,12 @@ def _tell(
 ) -> None:
     from aliceopt.lab.report.landscape import write_landscape_report
     from aliceopt.lab.results import landscape_table as tables
+    from aliceopt.lab.results.landscape_reading import reading, reading_along
     from aliceopt.lab.writing import replacing, write_tensors
 
+    old = {folder / name for name in RESULTS}
+    for name, suffix in itertools.product(FIGURES, _SUFFIXES):
+        old.update((folder / "figures").glob(f"{name}{suffix}"))
     written = {"landscape.jsonl": tables.records(views)} | ({"along.jsonl": along} if along else {})
     for name, content in written.items():
         with replacing(folder / name) as beside:
@@ -268,13 +321,18 @@ def _tell(
             beside.write_text(lines, encoding="utf-8")
     write_tensors(folder / "landscape.safetensors", tables.tensors(views))
     console.print(tables.landscape_table(views))
-    for line in [*tables.reading(views), *tables.reading_along(along)]:
-        console.print(line)
-    console.print("Rises of the loss beyond g.d: how often above the bound, and rise over bound")
+    for line in [*reading(views), *reading_along(along)]:
+        console.print(f"{line}\n", markup=False, highlight=False)
+    console.print(
+        "How much the loss rises along a move, beyond its slope: how often by more than is "
+        "predicted, and mean rise over mean prediction (1: right on average)"
+    )
     console.print(tables.bounds_table(views))
     path, pictures = write_landscape_report(folder, views, facts, along)
+    names = [*written, "landscape.safetensors"]
+    drawn = {picture.path.with_suffix(suffix) for picture in pictures for suffix in _SUFFIXES}
+    delete(old - drawn - {path, *(folder / name for name in names)})  # of the one before
     for picture in pictures:
         say(f"figure: {picture.path}")
     say(f"report: {path}")
-    names = [*written, "landscape.safetensors"]
     say(f"numbers: {', '.join(str(folder / name) for name in names)}")

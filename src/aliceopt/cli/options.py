@@ -142,11 +142,14 @@ FigureSeed = Annotated[
 
 Problem = Annotated[
     str | None,
-    typer.Option(
-        help="Your own problem, package.module:function or file.py:function, a function "
+    typer.Argument(
+        help="Your own problem, file.py:function or package.module:function, a function "
         "without arguments that returns model, loss, train and validation data (start from "
-        "aliceopt new-problem). The default is a small convnet on scikit-learn's digits."
+        "aliceopt new-problem). By default a small convnet on scikit-learn's digits."
     ),
+]
+ProblemOption = Annotated[
+    str | None, typer.Option("--problem", help="The same as the argument PROBLEM, for old scripts.")
 ]
 Terms = Annotated[
     str | None,
@@ -277,6 +280,14 @@ MeasuredIn = Annotated[
     typer.Option(
         help="Of the measurement: float32, float64 (smaller radii), tf32 or bf16. Training "
         "has its own."
+    ),
+]
+OverwriteLandscape = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace the landscape in the folder once there is a new one. Its network is used "
+        "again, or trained anew if it is another than is asked for.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Of the network, the batches and the directions.")]

@@ -42,6 +42,7 @@ def study(
     overwrite: options.Overwrite = False,
     tensorboard: options.TensorBoard = False,
     dry_run: options.DryRun = False,
+    problem_option: options.ProblemOption = None,
 ) -> None:
     """Find out what to train a model on its data with.
 
@@ -51,9 +52,13 @@ def study(
     """
     from aliceopt.lab import carry_out, preview
     from aliceopt.lab.lock import locked
-    from aliceopt.lab.study import seconds_of, study_folder, study_plan
+    from aliceopt.lab.network import problem_name
+    from aliceopt.lab.study import seconds_of, study_plan
 
-    folder = study_folder(problem) if out is None else out
+    if problem is not None and problem_option is not None:
+        refuse(f"two problems: {problem!r} and --problem {problem_option}; choose one")
+    problem = problem_option if problem is None else problem
+    folder = Path("runs") / f"study-{problem_name(problem)}" if out is None else out
     with told(), contextlib.ExitStack() as stack:
         carry_out.check_launcher(launcher, device, workers)
         if not dry_run:
@@ -127,6 +132,6 @@ def new_problem(path: options.NewProblem, kind: options.Kind = "spirals") -> Non
         write_template(path, kind)
     except ValueError as error:
         refuse(error)
-    say(f"wrote {path}: edit it, then run aliceopt study --problem {path}:problem")
+    say(f"wrote {path}: edit it, then run aliceopt study {path}:problem")
     if (package := missing_package(kind)) is not None:
         say(f"it needs {package}, which is not installed{how_to_get(package)}")

@@ -72,11 +72,16 @@ class Along:
         self.place = run_folder(folder, run.method, run.seed)
         kept = self.events()  # where the folder's network was measured on its way already
         self.radii: tuple[float, ...] = tuple(kept[0]["ladder"]["radii"]) if kept else ()
+
+    def check_network(self) -> None:
+        """Refuse a network in the folder that was not measured on its way, or otherwise."""
+        kept = self.events()
         as_asked = bool(kept) and all(event["asked"] == self.settings for event in kept)
         if (self.place / "checkpoint.pt").exists() and not as_asked:
             raise PlanError(
                 f"{str(self.place)!r} has a network that was trained without this --every "
-                f"{every:g}, or measured otherwise: choose another --out"
+                f"{self.settings['every']:g}, or measured otherwise: --overwrite trains one anew "
+                "in its place, or choose another --out"
             )
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,13 @@ def training_of(run: Run) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def check_alike(folder: Path, run: Run) -> None:
-    """Refuse a folder with networks that were trained in another way: a table would mix them."""
+def check_alike(folder: Path, run: Run, but: Sequence[int] = ()) -> None:
+    """Refuse a folder with networks that were trained in another way: a table would mix them.
+
+    ``but`` those of these seeds, which are to be replaced.
+    """
     for line in read_folder(folder):
-        if line["network"] != training_of(run):
+        if line["network"] != training_of(run) and line["seed"] not in but:
             raise RecordError(
                 f"{str(folder)!r} has results of another network ({subject(line)}, seed "
                 f"{line['seed']}): choose another --out"

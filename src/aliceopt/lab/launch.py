@@ -77,4 +77,14 @@ def train_run(
     """Train one run in this process, with the threads that it is to have; returns its status."""
     if device == "cpu":
         torch.set_num_threads(run.training.threads)
-    return train(run, **vars(setting), device=device, report=watch, team=team)
+    return train(
+        run,
+        setting.folder,
+        device=device,
+        resume=setting.resume,
+        report=watch,
+        tensorboard=setting.tensorboard,
+        team=team,
+        deadline=setting.deadline,
+        sharing=setting.sharing,
+    )

@@ -284,7 +284,10 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     path = place / "network.json"
     begun = any((place / name).exists() for name in ("checkpoint.pt", JOURNAL))
     if begun and (not path.exists() or path.read_text(encoding="utf-8") != text):
-        raise PlanError(f"{str(place)!r} holds another network: choose another --out")
+        raise PlanError(
+            f"{str(place)!r} holds another network: --overwrite begins anew in its place, or "
+            "choose another --out"
+        )
     return text
 
 

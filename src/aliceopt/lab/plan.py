@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from aliceopt.lab.methods import METHODS, make_method, planned
 from aliceopt.lab.problem import METRICS, load_data
 from aliceopt.lab.words import meant
 
-__all__ = ["PlanError", "experiment_plan", "scales_of", "settings_of"]
+__all__ = ["PlanError", "experiment_plan", "filed_label", "scales_of", "settings_of"]
 
 FOLDER = Path(__file__).with_name("experiments")
 EXPERIMENTS = tuple(
@@ -220,6 +221,20 @@ def label_of(options: Mapping[str, Any]) -> str:
     step = {"naq": "NAQ", "full": "full"}.get(str(options.get("step")), "")
     terms = str(options.get("terms", "glass+abs" if step else "none"))
     return f"Alice, {TERM_NAMES.get(terms, terms)}, {step}".rstrip(", ")
+
+
+@cache
+def filed_label(experiment: str, method: str) -> str | None:
+    """What an experiment calls a method today, also one at another rate; None if it has none such.
+
+    >>> filed_label("pays-gpt", "ahead-1_5"), filed_label("pays-gpt", "adamw@2e-3")
+    ('Alice (as it comes)', 'AdamW, lr 2e-3')
+    """
+    if experiment not in EXPERIMENTS:
+        return None
+    settings = settings_of(experiment, scales_of(experiment)[0])
+    filed = settings["methods"].get(method.partition("@")[0])
+    return None if filed is None else _method(method, filed, settings.get("alice", {})).label
 
 
 def _training(

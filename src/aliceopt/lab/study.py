@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from aliceopt.lab.methods import STEPS, TERMS, mean_gradients
 from aliceopt.lab.plan import PlanError, choose, gradients_of, merged, plan_of
@@ -96,6 +96,16 @@ class Study:
         """What a method at a rate is called among the runs that choose rates."""
         return f"{method}-rate{place:+d}"
 
+    @staticmethod
+    def named(name: str) -> tuple[str, int] | None:
+        """The method and the place that `name_of` calls so; None if it calls nothing so.
+
+        >>> Study.named("adam-rate+2"), Study.named("adam")
+        (('adam', 2), None)
+        """
+        found = re.fullmatch(r"(.+)-rate([+-]\d+)", name)
+        return None if found is None else (found[1], int(found[2]))
+
 
 def seconds_of(budget: str) -> float | None:
     """The seconds that a budget gives every run, if it is one of seconds.
@@ -121,14 +131,6 @@ def at_place(method: PlannedMethod, place: int) -> PlannedMethod:
     return replace(method, options={**method.options, "lr": rate_at(method.options["lr"], place)})
 
 
-def study_folder(problem: str | None) -> Path:
-    """``runs/study-NAME``, the name being the module's or file's."""
-    name = (
-        "digits" if problem is None else Path(problem.rpartition(":")[0]).name.removesuffix(".py")
-    )
-    return Path("runs") / f"study-{name or 'problem'}"
-
-
 def study_plan(
     problem: str | None = None,
     *,
@@ -150,7 +152,11 @@ def study_plan(
     ``problem`` is ``package.module:function`` or ``file.py:function``. The problem is made here
     and tried, so that what is wrong with it is told at once.
     """
-    _check_flags(seeds, epochs, lr, quick_steps, limit, budget, target, tune, precision)
+    given = {"seeds": seeds, "epochs": epochs, "lr": lr, "quick_steps": quick_steps}
+    _check({**given, "limit": limit, "target": target, "tune": tune})
+    _check_length(epochs, budget)
+    if precision is not None:
+        checked_precision(precision)
     changes = {
         "seeds": seeds,
         "train": {"epochs": epochs, "precision": precision},
@@ -188,38 +194,31 @@ def study_plan(
     return Study(plan, tune)
 
 
-def _check_flags(
-    seeds: int | None,
-    epochs: float | None,
-    lr: float | None,
-    quick_steps: int | None,
-    limit: str,
-    budget: str,
-    target: float | None,
-    tune: int,
-    precision: str | None,
-) -> None:
+_FLAGS: dict[str, Any] = {
+    "seeds": _SEEDS | None,
+    "epochs": Positive | None,
+    "lr": Positive | None,
+    "quick_steps": whole(0) | None,
+    "limit": Literal[tuple(SETTINGS["rates"])],
+    "target": Finite | None,
+    "tune": Annotated[int, Rule("that is 1 or from 3 to 15", (1, *range(3, 16)).__contains__)],
+}
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuse a value that its flag does not take."""
+    for name, value in given.items():
+        checked(_FLAGS[name], value, f"--{name.replace('_', '-')}")
+
+
+def _check_length(epochs: float | None, budget: str) -> None:
+    """Refuse a budget that there is not, and one that says how long a run is beside ``epochs``."""
     if budget not in BUDGETS and seconds_of(budget) is None:
         raise PlanError(
             f"--budget must be steps, gradients or a number of seconds like 60s, got {budget!r}"
         )
-    if limit not in SETTINGS["rates"]:
-        raise PlanError(f"--limit must be {' or '.join(SETTINGS['rates'])}, got {limit!r}")
-    if type(tune) is not int or tune not in (1, *range(3, 16)):
-        raise PlanError(f"--tune must be 1 or a whole number from 3 to 15, got {tune!r}")
-    for flag, value, kind in (
-        ("--seeds", seeds, _SEEDS),
-        ("--epochs", epochs, Positive),
-        ("--lr", lr, Positive),
-        ("--quick-steps", quick_steps, whole(0)),
-        ("--target", target, Finite),
-    ):
-        if value is not None:
-            checked(kind, value, flag)
     if epochs is not None and seconds_of(budget) is not None:
         raise PlanError(f"--epochs and --budget {budget} both say how long a run is: choose one")
-    if precision is not None:
-        checked_precision(precision)
 
 
 def _grid(

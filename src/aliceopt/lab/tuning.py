@@ -9,7 +9,6 @@ which the study compares its results.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -120,10 +119,10 @@ def _tried(study: Study, folder: Path) -> set[Tried]:
     if not (folder / "tuning" / "plan.json").exists():
         return set()
     return {
-        (name[1], int(name[2]), run.seed)
+        (*name, run.seed)
         for run in read_plan(folder / "tuning").runs
-        if (name := re.fullmatch(r"(.+)-rate([+-]\d+)", run.method)) is not None
-        and name[1] in study.final.methods
+        if (name := Study.named(run.method)) is not None
+        and name[0] in study.final.methods
         and run.seed in TUNING_SEEDS
     }
 

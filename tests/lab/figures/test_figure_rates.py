@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ def line(method: str, rate: float, seed: int, final: float | None, **more: Any) 
         "precision": "bf16",
         "metric": "loss",
         "better": "lower",
-        "label": f"{method.upper()}, lr {rate:g}",
+        "called": f"{method.upper()}, lr {rate:g}",
     }
     config = SimpleNamespace(options={"lr": rate})
     name = f"{method}@{rate:g}"
@@ -72,8 +73,55 @@ def test_the_figure_shows_every_seed_and_their_means(
     dots = [y for c in axes.lines if c.get_marker() == "." for y in c.get_ydata()]
     assert sorted(dots) == [1.2, 1.3, 1.4, 1.5, 1.7]
     crosses = [(*c.get_xdata(), *c.get_ydata()) for c in axes.lines if c.get_marker() == "x"]
-    assert crosses == [(4e-3, 1.7)]
+    assert crosses == [(4e-3, axes.get_ylim()[1])]
+    assert axes.get_ylim()[1] > 1.7
     assert_legible(drawn[0], at_least=8)
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_a_bad_rate_does_not_set_the_scale(
+    better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An arrow with the mean's value stands at its rate, the furthest outermost, and no line goes.
+
+    Rates at which methods differ by less take the axis; nothing is cut that would spare little.
+    """
+    drawn: list[Figure] = []
+    save = style.save
+    monkeypatch.setattr(style, "save", lambda f, p: drawn.append(f) or save(f, p))
+    sign = 1 if better == "lower" else -1
+    ends = {2.5e-4: (1.55, 1.5), 5e-4: (1.52, 1.45), 1e-3: (1.5, 1.4), 2e-3: (1.4, 1.3)}
+    ends |= {4e-3: (1.45, 1.42), 8e-3: (1.6, 9.0), 16e-3: (7, 8)}
+    lines = [
+        line(method, rate, 0, sign * final, better=better)
+        for rate, finals in ends.items()
+        for method, final in zip(("adamw", "ahead"), finals, strict=True)
+    ]
+    rates.draw_rates(lines, tmp_path / "rates.png")
+    (axes,) = drawn[0].axes
+    low, high = sorted(sign * y for y in axes.get_ylim())
+    assert low < 1.3 < 1.6 < high < 2.2
+    outside = {(t.get_text(), t.xy[0]): t for t in axes.texts}
+    arrow, minus = ("\u2191 ", "") if better == "lower" else ("\u2193 ", "\u2212")
+    assert outside.keys() == {
+        (f"{arrow}{minus}9.00", 8e-3),
+        (f"{arrow}{minus}7.00", 16e-3),
+        (f"{arrow}{minus}8.00", 16e-3),
+    }
+    heights = [abs(outside[f"{arrow}{minus}{n}.00", 16e-3].xyann[1]) for n in (8, 7)]
+    assert heights == sorted(heights)
+    shown = [y for c in axes.lines for y in c.get_ydata() if not math.isnan(y)]
+    assert max(sign * y for y in shown) == 1.6
+    assert axes.get_xlim()[1] > 16e-3
+    assert_legible(drawn[0], at_least=10)
+    more = [
+        line("adamw", 2e-3, n, sign * v, better=better) for n, v in enumerate((1.3, 1.3, 1.3, 2.5))
+    ]
+    rates.draw_rates([*lines, *more], tmp_path / "b.png")
+    marks = [c for c in drawn[1].axes[0].lines if c.get_marker() in "^v"]
+    assert [(c.get_marker(), *c.get_xdata()) for c in marks] == [("^" if sign > 0 else "v", 2e-3)]
+    every = rates.framed([84.0, 86.0, 88.0, 90.0, 91.0], "higher")
+    assert every[0] < 84 < 91 < every[1]
 
 
 def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aliceopt.lab.models import GPT, gpt
 from aliceopt.lab.models.gpt import causal_attention
-from aliceopt.lab.models.parts import SelfAttention
+from aliceopt.lab.models.transformer import SelfAttention
 
 
 def _small(**changes: object) -> GPT:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aliceopt.lab.models import vit
-from aliceopt.lab.models.parts import SelfAttention
+from aliceopt.lab.models.transformer import SelfAttention
 from aliceopt.lab.models.vit import cut_patches, efficient_attention
 
 

@@ -142,11 +142,25 @@ def test_a_rerun_with_the_same_results_is_the_same_run(tmp_path):
     assert json.loads(path.read_text()) == before
     worse = {**later, "curve": {**later["curve"], "loss": [9.0, 9.0]}}
     (tmp_path / "later.jsonl").write_text(json.dumps(worse) + "\n")
-    assert results("add", tmp_path / "later.jsonl", "--to", kept).exit_code == 2
+    refused = results("add", tmp_path / "later.jsonl", "--to", kept)
+    assert refused.exit_code == 2
+    assert "they differ in curve.loss: --overwrite" in " ".join(refused.stderr.split())
     (tmp_path / "later.jsonl").write_text(json.dumps(later) + "\n")
     result = results("add", tmp_path / "later.jsonl", "--to", kept, "--overwrite")
     assert "0 runs added, 1 replaced" in result.output
     assert json.loads(path.read_text()) == later
+
+
+@pytest.mark.parametrize("without", ["kept", "new"])
+def test_a_column_that_one_version_did_not_keep_makes_no_other_run(without, tmp_path):
+    """The same results of another date, of which one line has no losses of the training."""
+    (line,) = gather(write_run(tmp_path / "runs"))[0]
+    short = {name: column for name, column in line.curve.items() if name != "training"}
+    before = replace(line, curve=short, date="2031-02-03T04:05:06")
+    first, second = (before, line) if without == "kept" else (line, before)
+    add([first], tmp_path)
+    assert [done.again for done in add([second], tmp_path)] == [1]
+    assert read_kept(tmp_path / f"{NAME}.jsonl") == [first]
 
 
 def test_another_precision_is_another_run(tmp_path):

@@ -41,6 +41,16 @@ AHEAD = [
 ]
 
 
+def test_a_method_is_called_as_its_experiment_calls_it_today():
+    """Kept lines keep the label of their day; one that is filed no more goes by it."""
+    (line,) = runs("ahead-1_5@4e-3", {0: 1.0})
+    old = replace(line, label="ahead 1.5, lr 4e-3")
+    assert (old.label, old.called) == ("ahead 1.5, lr 4e-3", "Alice (as it comes), lr 4e-3")
+    assert [row.label for row in compare([*ADAMW, old])] == ["Alice (as it comes)", "AdamW"]
+    gone = replace(old, id="", method="ahead-7", label="ahead 7")
+    assert gone.called == "ahead 7"
+
+
 def test_rates_are_chosen_at_the_tuning_seed_and_differences_taken_over_the_others():
     """A lucky run at another rate (1.0) changes nothing; the others' deviation is .01."""
     ahead, adamw = compare([*ADAMW, *AHEAD])
@@ -50,7 +60,7 @@ def test_rates_are_chosen_at_the_tuning_seed_and_differences_taken_over_the_othe
     assert ahead.paired.differences == pytest.approx((-0.05, -0.04, -0.06))
     half = T2 * 0.01 / math.sqrt(3)
     assert ahead.cells()[:5] == (
-        "ahead 1.5",
+        "Alice (as it comes)",
         "0.002 (edge)",
         "3",
         "1.370",

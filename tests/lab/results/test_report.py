@@ -12,10 +12,11 @@ import pytest
 from aliceopt.lab.figures import style
 from aliceopt.lab.records import RecordError, read_runs
 from aliceopt.lab.report import write_report
-from aliceopt.lab.report.axes import Axis, limits
+from aliceopt.lab.report.axes import Axis
 from aliceopt.lab.report.panels import Line, merge_blocks, place_tags, rate_panel
 from aliceopt.lab.report.strips import forest
 from aliceopt.lab.results.finding import find
+from aliceopt.lab.results.numbers import limits
 from study_cases import grid_plan, invented_results, tuned_as, write_folder
 
 NASTY = "a <b> & \"c\" 'd' </script><script>alert(1)</script> $x_1$"
@@ -127,7 +128,7 @@ def test_what_records_quote_cannot_become_markup(tmp_path: Path) -> None:
         key: replace(m, label=m.label + NASTY, options={**m.options, "note": NASTY})
         for key, m in plan.methods.items()
     }
-    command = f"aliceopt study --problem '{NASTY}'"
+    command = f"aliceopt study '{NASTY}'"
     plan = replace(plan, title=NASTY, command=command, methods=methods)
     results: dict[tuple[str, int], Any] = {**invented_results(plan), ("adam", 0): "diverged"}
     write_folder(tmp_path, plan, results, reason=NASTY)

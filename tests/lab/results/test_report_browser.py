@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Iterator
@@ -294,6 +295,28 @@ def test_nothing_overflows_sideways(
     page = open_page(browser, report, trouble, viewport={"width": width, "height": 800})
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert trouble == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_ticks_below_rows_do_not_run_together(
+    browser: Any, trouble: list[str], tmp_path: Path, width: int
+) -> None:
+    """Losses over more than a power of ten have seven of them; a phone shows every second."""
+    plan = grid_plan(3, metric="loss", terms=("none", "glass"), baselines=("adam", "muon"))
+    exponents = invented_results(plan, {"adam": 2.2, "muon": 1.1}, base=-2.0, noise=0.2)
+    write_folder(tmp_path, plan, {run: math.exp(value) for run, value in exponents.items()})
+    page = open_page(
+        browser, write_report(tmp_path), trouble, viewport={"width": width, "height": 900}
+    )
+    axes = page.evaluate(
+        """Array.from(document.querySelectorAll('.axis .track')).map((axis) =>
+        Array.from(axis.querySelectorAll('.tick')).map((t) => t.getBoundingClientRect())
+        .filter((box) => box.width > 0).map((box) => [box.left, box.right]))"""
+    )
+    assert max(map(len, axes)) >= 3
+    for ticks in axes:
+        assert all(left[1] + 4 < right[0] for left, right in itertools.pairwise(ticks))
     assert trouble == []
 
 

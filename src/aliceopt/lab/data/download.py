@@ -21,7 +21,6 @@ from aliceopt.lab.data import imagenet
 from aliceopt.lab.data.folder import (
     GENERATED,
     DataError,
-    Progress,
     data_folder,
     generated_rows,
     reading,
@@ -36,7 +35,9 @@ _TIMEOUT = 60.0
 _AGENT = "aliceopt-data (python urllib)"  # some servers refuse urllib's own name
 
 
-def get(name: str, root: str | Path | None = None, progress: Progress | None = None) -> Path:
+def get(
+    name: str, root: str | Path | None = None, progress: imagenet.Progress | None = None
+) -> Path:
     """Download set ``name``, check it in full and put it below ``root``; returns that folder.
 
     Nothing is done if all its files are there already. Raises DataError if the publisher wants a
@@ -79,7 +80,7 @@ def by_hand(data_set: DataSet, folder: Path) -> str:
 
 
 def _install(
-    name: str, source: Source, archive: Path, folder: Path, progress: Progress | None
+    name: str, source: Source, archive: Path, folder: Path, progress: imagenet.Progress | None
 ) -> None:
     """Unpack beside the archive, and move all of it into the data folder once it is found right."""
     staged = archive.parent / name
@@ -114,7 +115,7 @@ def fetch(
     *,
     md5: str | None = None,
     most: int = 10**9,
-    progress: Progress | None = None,
+    progress: imagenet.Progress | None = None,
 ) -> None:
     """Download ``address`` to ``target``, going on from ``target.part`` if there is one.
 
@@ -165,7 +166,7 @@ def _interrupted(address: str, part: Path, reason: str) -> str:
     )
 
 
-def _continue(address: str, part: Path, most: int, progress: Progress | None) -> bool:
+def _continue(address: str, part: Path, most: int, progress: imagenet.Progress | None) -> bool:
     """Ask for the rest of ``part`` and append it; True once it is complete."""
     have = _size(part)
     headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}

@@ -1,15 +1,12 @@
-"""Where data sets lie on disk, which of them are generated, and what their readers share."""
+"""The folder of the data sets: where it is, what is generated in it, and how bad files are told."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from aliceopt.lab.writing import WriteError
 
@@ -19,36 +16,12 @@ GENERATED = "generated.json"
 Rows = Mapping[str, int] | None
 """Rows of each file as ``generated.json`` promises them; None for the official files."""
 
-Progress = Callable[[str, int, int | None], None]
-"""Told what is done, bytes or items so far, and in all."""
-
 
 class DataError(ValueError):
     """Something a user can put right: a file is missing or wrong, or the request makes no sense.
 
     The message names the file or the value, what is wrong with it and what to do.
     """
-
-
-@dataclass(frozen=True)
-class ImageParts:
-    """Images [N, C, H, W], bytes or floats in [0, 1], with labels int64 [N] from 0."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    validation_images: Tensor
-    validation_labels: Tensor
-    classes: int
-
-
-@dataclass(frozen=True)
-class TextParts:
-    """Token numbers, integer [N], each below ``classes``, the size of the vocabulary."""
-
-    train: Tensor
-    validation: Tensor
-    test: Tensor | None
-    classes: int
 
 
 @contextmanager

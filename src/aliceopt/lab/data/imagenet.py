@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aliceopt.lab.data.folder import DataError, ImageParts, Progress, Rows, found_file, reading
+from aliceopt.lab.data.folder import DataError, Rows, found_file, reading
+from aliceopt.lab.data.images import ImageParts
 from aliceopt.lab.writing import writing
 
 SHAPE = (3, 64, 64)
 PIXELS = 3 * 64 * 64
 _CHUNK = 1 << 24
 _MOST = 1 << 20  # bytes of a member: an image has some thousands, the labels less than half of it
+Progress = Callable[[str, int, int | None], None]
+"""Told what is done, bytes or items so far, and in all."""
+
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,

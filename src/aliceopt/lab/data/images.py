@@ -5,13 +5,14 @@ A row of CIFAR-10 is one label byte and 3,072 pixel bytes, channels first.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from aliceopt.lab.data.folder import DataError, ImageParts, Rows, found_file, rows_of
+from aliceopt.lab.data.folder import DataError, Rows, found_file, rows_of
 
 CLASSES = 10
 SHAPE = (3, 32, 32)
@@ -26,6 +27,17 @@ MD5 = {
 }
 FILES = tuple(MD5)
 ROWS = dict.fromkeys(FILES, 10_000)
+
+
+@dataclass(frozen=True)
+class ImageParts:
+    """Images [N, C, H, W], bytes or floats in [0, 1], with labels int64 [N] from 0."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    validation_images: Tensor
+    validation_labels: Tensor
+    classes: int
 
 
 def read_file(root: Path, relative: str, rows: Rows = None) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from aliceopt.lab.data.augment import PadCropFlip, unit_floats
-from aliceopt.lab.data.folder import DataError, ImageParts, TextParts, data_folder, generated_rows
+from aliceopt.lab.data.folder import DataError, data_folder, generated_rows
+from aliceopt.lab.data.images import ImageParts
 from aliceopt.lab.data.registry import named
 from aliceopt.lab.data.splits import Arrays, Split, Tokens
+from aliceopt.lab.data.text import TextParts
 
 DEFAULT_LENGTH = 64
 

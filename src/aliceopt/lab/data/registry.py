@@ -11,9 +11,7 @@ from typing import Literal
 from aliceopt.lab.data import imagenet, images, text
 from aliceopt.lab.data.folder import (
     DataError,
-    ImageParts,
     Rows,
-    TextParts,
     data_folder,
     generated_rows,
 )
@@ -53,7 +51,7 @@ class DataSet:
     title: str
     kind: Literal["images", "text"]
     files: Callable[[Path], list[str]]
-    read: Callable[[Path, Rows], ImageParts | TextParts]
+    read: Callable[[Path, Rows], images.ImageParts | text.TextParts]
     examine: Callable[[Path, str, Rows], str]
     page: str
     terms: str

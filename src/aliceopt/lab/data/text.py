@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from aliceopt.lab.data.folder import DataError, Rows, TextParts, found_file, rows_of
+from aliceopt.lab.data.folder import DataError, Rows, found_file, rows_of
 
 END = "<eos>"
 UNKNOWN = "<unk>"
@@ -22,8 +23,17 @@ SHAKESPEARE = "tinyshakespeare.txt"
 SHAKESPEARE_BYTES = 1_115_394
 SHAKESPEARE_CHARACTERS = 65
 
-
 Ids = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class TextParts:
+    """Token numbers, integer [N], each below ``classes``, the size of the vocabulary."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor | None
+    classes: int
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ torch's global generator: ``torch.manual_seed`` before the call decides them.
 """
 
 from .adaptive import AdaptiveSoftmax
+from .arguments import ACTIVATIONS
 from .gpt import GPT, gpt
-from .parts import ACTIVATIONS
 from .resnet import ResNet18, resnet18
 from .small import MLP, ConvNet, convnet, mlp
 from .tensorised import TensorisedTransformer, tensorised_transformer

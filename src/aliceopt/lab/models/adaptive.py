@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import require_share, require_whole, require_whole_each
+from .arguments import require_share, require_whole, require_whole_each
 
 
 class AdaptiveSoftmax(nn.Module):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import parts
+from aliceopt.lab.blocks import Blocks, consecutive_layers, group_by_prefix
+
+from . import arguments
+from .transformer import PreNormLayer
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -49,19 +52,16 @@ class GPT(nn.Module):
         tie: bool = True,
     ):
         super().__init__()
-        parts.require_whole(vocabulary=vocabulary, context=context, layers=layers)
-        parts.require_whole(width=width, heads=heads)
-        parts.require_switch(tie=tie)
+        arguments.require_whole(vocabulary=vocabulary, context=context, layers=layers)
+        arguments.require_whole(width=width, heads=heads)
+        arguments.require_switch(tie=tie)
         if width % heads:
             raise ValueError(f"heads must divide width, got heads={heads} and width={width}")
         self.context = context
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.layers = nn.ModuleList(
-            [
-                parts.PreNormLayer(width, heads, 4 * width, "gelu", causal_attention)
-                for _ in range(layers)
-            ]
+            [PreNormLayer(width, heads, 4 * width, "gelu", causal_attention) for _ in range(layers)]
         )
         self.norm = nn.LayerNorm(width)
         self.head = None if tie else nn.Linear(width, vocabulary, bias=False)
@@ -91,11 +91,11 @@ class GPT(nn.Module):
         """Mean cross-entropy in nats a token, of ``[B, n, vocabulary]`` and ``[B, n]``."""
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def blocks(self) -> parts.Blocks:
+    def blocks(self) -> Blocks:
         """``embedding`` (the head too when tied), up to four runs of layers, ``head``."""
-        layers = parts.consecutive_layers(len(self.layers))
+        layers = consecutive_layers(len(self.layers))
         ends = {"embedding": ["embedding", "positions"]} | layers | {"head": ["norm", "head"]}
-        return parts.group_by_prefix(self, ends)
+        return group_by_prefix(self, ends)
 
 
 gpt = GPT

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import parts
+from aliceopt.lab.blocks import Blocks, group_by_prefix
+
+from . import arguments
 
 
 class MaskedBatchNorm(nn.BatchNorm2d):
@@ -135,8 +137,8 @@ class ResNet18(nn.Module):
         self, classes: int = 10, *, masks: bool = True, width: int = 64, in_channels: int = 3
     ):
         super().__init__()
-        parts.require_whole(classes=classes, width=width, in_channels=in_channels)
-        parts.require_switch(masks=masks)
+        arguments.require_whole(classes=classes, width=width, in_channels=in_channels)
+        arguments.require_switch(masks=masks)
         block = MaskedBlock if masks else PlainBlock
         norm = MaskedBatchNorm if masks else nn.BatchNorm2d
         self.stem = nn.Sequential(_convolution(in_channels, width, 1), norm(width), nn.ReLU())
@@ -157,11 +159,11 @@ class ResNet18(nn.Module):
             x = stage(x)
         return cast(Tensor, self.final(x.mean((2, 3))))
 
-    def blocks(self) -> parts.Blocks:
+    def blocks(self) -> Blocks:
         """The six blocks of Figure 1: initial convolution, four residual stages, final layer."""
         stages = {f"stage {i + 1}": [f"stages.{i}"] for i in range(4)}
         ends = {"initial convolution": ["stem"]} | stages | {"final layer": ["final"]}
-        return parts.group_by_prefix(self, ends)
+        return group_by_prefix(self, ends)
 
 
 resnet18 = ResNet18

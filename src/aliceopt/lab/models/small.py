@@ -8,7 +8,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from . import parts
+from aliceopt.lab.blocks import Blocks, group_by_prefix
+
+from . import arguments
 
 
 class ConvNet(nn.Module):
@@ -39,14 +41,14 @@ class ConvNet(nn.Module):
         norm: bool = False,
     ):
         super().__init__()
-        parts.require_whole(classes=classes)
-        parts.require_switch(norm=norm)
-        shape = parts.require_whole_each("image", image)
+        arguments.require_whole(classes=classes)
+        arguments.require_switch(norm=norm)
+        shape = arguments.require_whole_each("image", image)
         if len(shape) != 3:
             raise ValueError(f"image must be (channels, height, width), got {image!r}")
         channels, height, width = shape
         self.stages = nn.ModuleList()
-        for i, wide in enumerate(parts.require_whole_each("widths", widths)):
+        for i, wide in enumerate(arguments.require_whole_each("widths", widths)):
             stride = 1 if i == 0 else 2
             convolution = nn.Conv2d(channels, wide, 3, stride=stride, padding=1, bias=not norm)
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
@@ -54,7 +56,7 @@ class ConvNet(nn.Module):
                 nn.init.zeros_(convolution.bias)
             norms = [nn.BatchNorm2d(wide)] if norm else []
             self.stages.append(
-                nn.Sequential(convolution, *norms, parts.activation_named(activation))
+                nn.Sequential(convolution, *norms, arguments.activation_named(activation))
             )
             channels, height, width = wide, -(-height // stride), -(-width // stride)
         self.final = nn.Linear(channels * height * width, classes)
@@ -67,10 +69,10 @@ class ConvNet(nn.Module):
             images = stage(images)
         return cast(Tensor, self.final(images.flatten(1)))
 
-    def blocks(self) -> parts.Blocks:
+    def blocks(self) -> Blocks:
         """One block a convolution, then ``final layer``."""
         stages = {f"convolution {i + 1}": [f"stages.{i}"] for i in range(len(self.stages))}
-        return parts.group_by_prefix(self, stages | {"final layer": ["final"]})
+        return group_by_prefix(self, stages | {"final layer": ["final"]})
 
 
 class MLP(nn.Module):
@@ -87,9 +89,9 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: Sequence[int], *, activation: str = "relu"):
         super().__init__()
-        widths = parts.require_whole_each("sizes", sizes, least_count=2)
+        widths = arguments.require_whole_each("sizes", sizes, least_count=2)
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
-        self.activation = parts.activation_named(activation)
+        self.activation = arguments.activation_named(activation)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs ``[B, sizes[-1]]`` of inputs ``[B, ...]`` with ``sizes[0]`` numbers each."""
@@ -98,11 +100,11 @@ class MLP(nn.Module):
             x = layer(self.activation(x))
         return cast(Tensor, x)
 
-    def blocks(self) -> parts.Blocks:
+    def blocks(self) -> Blocks:
         """One block a layer; the last is ``final layer``."""
         last = len(self.layers) - 1
         names = [f"layer {i + 1}" for i in range(last)] + ["final layer"]
-        return parts.group_by_prefix(self, {name: [f"layers.{i}"] for i, name in enumerate(names)})
+        return group_by_prefix(self, {name: [f"layers.{i}"] for i, name in enumerate(names)})
 
 
 convnet = ConvNet

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import parts
+from aliceopt.lab.blocks import Blocks, consecutive_layers, group_by_prefix
+
+from . import arguments
 from .adaptive import AdaptiveSoftmax
 
 LARGE_VOCABULARY = 40_000
@@ -166,9 +168,9 @@ class TensorisedTransformer(nn.Module):
     ):
         super().__init__()
         sizes = {"length": length, "width": width, "rank": rank, "cores": cores, "inner": inner}
-        parts.require_whole(vocabulary=vocabulary, layers=layers, **sizes)
-        parts.require_share(zero=True, one=False, dropout=dropout)
-        parts.require_switch(tie=tie)
+        arguments.require_whole(vocabulary=vocabulary, layers=layers, **sizes)
+        arguments.require_share(zero=True, one=False, dropout=dropout)
+        arguments.require_switch(tie=tie)
         starts = usual_cutoffs(vocabulary) if cutoffs is None else cutoffs
         # Made before the embedding, registered behind it: a seed decides weights by this order.
         stack = [TensorisedLayer(**sizes, dropout=dropout) for _ in range(layers)]
@@ -213,11 +215,11 @@ class TensorisedTransformer(nn.Module):
         flat = self.softmax.log_probabilities(hidden.flatten(0, 1), self.table)
         return flat.reshape(*hidden.shape[:2], -1)
 
-    def blocks(self) -> parts.Blocks:
+    def blocks(self) -> Blocks:
         """``embedding`` (the softmax too when tied), up to four runs of layers, ``softmax``."""
-        layers = parts.consecutive_layers(len(self.layers))
+        layers = consecutive_layers(len(self.layers))
         ends = {"embedding": ["embedding"]} | layers | {"softmax": ["softmax", "output"]}
-        return parts.group_by_prefix(self, ends)
+        return group_by_prefix(self, ends)
 
 
 tensorised_transformer = TensorisedTransformer

@@ -7,7 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from . import parts
+from aliceopt.lab.blocks import Blocks, consecutive_layers, group_by_prefix
+
+from . import arguments
+from .transformer import PreNormLayer
 
 
 def efficient_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -65,8 +68,8 @@ class ViT(nn.Module):
         activation: str = "gelu",
     ):
         super().__init__()
-        parts.require_whole(classes=classes, image=image, patch=patch, width=width, heads=heads)
-        parts.require_whole(layers=layers, mlp_ratio=mlp_ratio, channels=channels)
+        arguments.require_whole(classes=classes, image=image, patch=patch, width=width, heads=heads)
+        arguments.require_whole(layers=layers, mlp_ratio=mlp_ratio, channels=channels)
         if image % patch:
             raise ValueError(f"patch must divide image, got patch={patch} and image={image}")
         if width % heads:
@@ -77,7 +80,7 @@ class ViT(nn.Module):
         self.layers = nn.ModuleList()
         for _ in range(layers):
             hidden = mlp_ratio * width
-            layer = parts.PreNormLayer(width, heads, hidden, activation, efficient_attention)
+            layer = PreNormLayer(width, heads, hidden, activation, efficient_attention)
             self.layers.append(layer)
         self.norm = nn.LayerNorm(width)
         self.final = nn.Linear(width, classes)
@@ -97,11 +100,11 @@ class ViT(nn.Module):
             x = layer(x)
         return cast(Tensor, self.final(self.norm(x).mean(1)))
 
-    def blocks(self) -> parts.Blocks:
+    def blocks(self) -> Blocks:
         """``patches``, up to four runs of layers, and ``final layer`` with the norm before it."""
-        layers = parts.consecutive_layers(len(self.layers))
+        layers = consecutive_layers(len(self.layers))
         ends = {"patches": ["patches", "positions"]} | layers | {"final layer": ["norm", "final"]}
-        return parts.group_by_prefix(self, ends)
+        return group_by_prefix(self, ends)
 
 
 vit = ViT

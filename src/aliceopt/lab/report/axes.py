@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 _FAR = 60.0  # percent beyond an edge, where whatever is further away is drawn
 _LEAST = 1e-300  # the least a logarithm is taken of
@@ -79,20 +77,3 @@ def short(value: float) -> str:
     plain = f"{value:.6g}".replace("-", "\u2212")
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return plain if len(plain) <= 5 else f"{float(mantissa):g}e{int(exponent)}"
-
-
-def limits(values: Sequence[float], better: str) -> tuple[float, float]:
-    """A range for results, in which a few failures on the bad side do not hide the rest.
-
-    Values further below the median than three times the best value or the lower quartile is from
-    it are left outside.
-    """
-    sign = 1 if better == "higher" else -1
-    ordered = sorted(sign * v for v in values)
-    middle, top = median(ordered), ordered[-1]
-    quartile = ordered[len(ordered) // 4]
-    reach = 3 * max(top - middle, middle - quartile, 1e-3 * abs(middle), 1e-12)
-    bottom = min(v for v in ordered if v >= middle - reach)
-    pad = 0.1 * max(top - bottom, 1e-3 * abs(middle), 1e-12)
-    low, high = sorted((sign * (bottom - pad), sign * (top + pad)))
-    return low, high

@@ -11,14 +11,8 @@ from aliceopt.lab.figures import landscape as figures
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
-from aliceopt.lab.results.landscape_table import (
-    Lines,
-    at_small_end,
-    exponents_along,
-    reading,
-    reading_along,
-    within,
-)
+from aliceopt.lab.results.landscape_reading import reading, reading_along
+from aliceopt.lab.results.landscape_table import Lines, at_small_end, exponents_along, short, within
 from aliceopt.landscape import Estimate, Ladder
 from aliceopt.landscape.bounds import FORMS
 
@@ -122,6 +116,14 @@ def _number(value: float, digits: str = ".3g") -> Cell:
     return Cell(f"{value:{digits}}", value, True)
 
 
+def _percent(share: float) -> Cell:
+    return Cell(f"{100 * share:.0f}%", share, True) if math.isfinite(share) else _number(share)
+
+
+def _short(value: float) -> Cell:
+    return Cell(short(value), value, True) if math.isfinite(value) else _number(value)
+
+
 def _estimate(found: Estimate, digits: str = ".2f", after: str = "") -> Cell:
     value = found.value if math.isfinite(found.value) else None
     return Cell(within(found, digits) + after, value, True)
@@ -196,7 +198,7 @@ def _bounds(views: Sequence[View]) -> Table:
                 cells = [Cell(kind), _number(check.radius, ".1e")]
                 for form in FORMS:
                     found = forms[form]
-                    cells += [_number(100 * found.violations, ".0f"), _number(found.ratio.value)]
+                    cells += [_percent(found.violations), _short(found.ratio.value)]
                 rows.append(Row(f"{view.network}, {view.part}", cells))
     heads = ["Network", " Move", "Radius"]
     for form in FORMS:

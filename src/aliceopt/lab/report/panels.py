@@ -9,7 +9,8 @@ from statistics import fmean, median
 from typing import Any
 
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.report.axes import Axis, limits
+from aliceopt.lab.report.axes import Axis
+from aliceopt.lab.results.numbers import limits
 from aliceopt.lab.results.summary import outcome
 from aliceopt.lab.spec import Plan
 

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from aliceopt.lab.records import RunRecord
-from aliceopt.lab.report.axes import Axis, limits
+from aliceopt.lab.report.axes import Axis
 from aliceopt.lab.results.comparisons import Comparison
-from aliceopt.lab.results.numbers import decimals, show_count, show_seconds, show_value, unit
+from aliceopt.lab.results.numbers import (
+    decimals,
+    limits,
+    show_count,
+    show_seconds,
+    show_value,
+    unit,
+)
 from aliceopt.lab.results.scale import Scale
 from aliceopt.lab.results.summary import Summary, finals
 from aliceopt.lab.spec import Plan

@@ -16,6 +16,7 @@ from aliceopt.lab.records import Records, RunRecord, read_records
 from aliceopt.lab.report import panels, strips, tables
 from aliceopt.lab.report.page import data_uri, write_page
 from aliceopt.lab.results import deviations
+from aliceopt.lab.results.comparisons import Comparison, asked_twice
 from aliceopt.lab.results.finding import find
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
 from aliceopt.lab.results.summary import (
@@ -58,6 +59,7 @@ def write_report(folder: str | os.PathLike[str] | Records, target: float | None 
         facts=_facts(plan, runs, summary),
         finding=finding,
         forest=strips.forest(plan, finding.comparisons, finding.choice),
+        picked=_picked(plan, finding.comparisons),
         comparisons=tables.comparison_table(plan, finding.comparisons),
         precision=deviations.precision_note(plan, runs),
         results=tables.method_table(plan, summary),
@@ -89,6 +91,15 @@ def _facts(plan: Plan, runs: Sequence[RunRecord], summary: Summary) -> str:
         _span(days),
     ]
     return "; ".join(filter(None, facts))
+
+
+def _picked(plan: Plan, comparisons: Sequence[Comparison]) -> str:
+    """Which intervals with the best method stand elsewhere as others, and why; empty if none."""
+    names = [plan.methods[c.second].label for c in asked_twice(comparisons)]
+    methods = 1 + sum(c.question == "best" for c in comparisons)
+    have = "has" if len(names) == 1 else "have"
+    said = f"These intervals allow for the best having been picked from {methods} methods"
+    return f"{said}; for its own sake, {', '.join(names)} {have} another." if names else ""
 
 
 def _span(values: Sequence[str]) -> str:
@@ -189,5 +200,5 @@ def _command(plan: Plan) -> str:
     seeds = ["--seeds", which]
     if plan.kind == "experiment":
         return shlex.join(["aliceopt", "run", plan.name, "--scale", plan.scale, *seeds])
-    mine = ["--problem", str(plan.problem)] if isinstance(plan.problem, UserProblem) else []
+    mine = [str(plan.problem)] if isinstance(plan.problem, UserProblem) else []
     return shlex.join(["aliceopt", "study", *mine, *seeds])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,9 +77,17 @@ def method_table(plan: Plan, summary: Summary) -> Table:
     return Table("Results by method", [*heads, " Finished"], rows, filtered=True)
 
 
+_FAMILIES: dict[str, str] = {
+    **dict.fromkeys(("ahead", "curvature"), "of Alice's parts"),
+    **dict.fromkeys(("terms", "steps"), "of terms and steps"),
+    "best": "with the best",
+}
+
+
 def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
     """Every comparison with its interval, corrected p-value and verdict."""
     rows = []
+    families = Counter(_FAMILIES[c.question] for c in comparisons)
     for c in comparisons:
         told = c.turned if c.scale.ratio else c  # of losses the first's over the second's
         places = numbers.decimals((told.ends[1] - told.ends[0]) / 2) + 1 if told.ends else 3
@@ -88,18 +97,19 @@ def comparison_table(plan: Plan, comparisons: Sequence[Comparison]) -> Table:
         else:
             first, second = (combination(plan, m) for m in (c.first, c.second))
             second = "no term" if c.question == "terms" else second
-            name = f"{f'the best, {first},' if c.question == 'best' else first} to {second}"
+            name = f"{first} to {second}"
         cells = [
             _number(c.seeds, str),
             Cell(c.scale.number(told.gain, places), told.gain, number=True),
             Cell(interval or numbers.NONE, told.low, number=True),
             _number(c.corrected_p, _p),
+            Cell(f"{families[_FAMILIES[c.question]]} {_FAMILIES[c.question]}"),
             Cell(c.verdict),
         ]
         rows.append(Row(name, cells, best=c.verdict in ("better", "worse")))
     gain = "Ratio" if comparisons and comparisons[0].scale.ratio else "Mean gain"
     heads = ["First compared to second", "Seeds", gain, "95% interval", "Corrected p"]
-    return Table("Comparisons", [*heads, " Verdict on the first"], rows)
+    return Table("Comparisons", [*heads, " As one of", " Verdict on the first"], rows)
 
 
 def _p(value: float | None) -> str:

@@ -23,7 +23,7 @@ from aliceopt.lab.results.summary import Summary, best_method, finals, summarize
 from aliceopt.lab.spec import Plan, PlannedMethod
 from aliceopt.lab.words import counted
 
-__all__ = ["Comparison", "compare", "complete_block"]
+__all__ = ["Comparison", "asked_twice", "compare", "complete_block"]
 
 Question = Literal["ahead", "curvature", "terms", "steps", "best"]
 Verdict = Literal["better", "worse", "not established", "no difference seen", "too few seeds"]
@@ -122,6 +122,22 @@ def _corrected(drawn: list[Comparison], choices: float = 1.0) -> list[Comparison
         low, high = pair.mean - half, pair.mean + half
         drawn[i] = replace(drawn[i], low=low, high=high, p=pair.p, corrected_p=corrected)
     return drawn
+
+
+def asked_twice(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those with the best method whose pair is also compared for its own sake, at another level.
+
+    One difference then has two intervals, each right for what it is asked for.
+    """
+    of_its_own = {
+        frozenset((c.first, c.second)): c.ends for c in comparisons if c.question != "best"
+    }
+    found = []
+    for c in comparisons:
+        other = of_its_own.get(frozenset((c.first, c.second)), ())
+        if c.question == "best" and c.ends and other:
+            found += [] if {*map(abs, c.ends)} == {*map(abs, other)} else [c]
+    return found
 
 
 class _Results:

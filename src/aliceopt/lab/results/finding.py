@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from aliceopt.lab.paste import lines_to_paste
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results import deviations
-from aliceopt.lab.results.comparisons import Comparison, compare, difference, missed
+from aliceopt.lab.results.comparisons import (
+    Comparison,
+    asked_twice,
+    compare,
+    difference,
+    missed,
+)
 from aliceopt.lab.results.decision import Decision, decide, times_the_seconds
 from aliceopt.lab.results.deviations import STEP_NAMES, combination
 from aliceopt.lab.results.numbers import show_count, show_seconds, show_value
@@ -61,9 +67,12 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
         text = f"No run {state}, so there is nothing to find."
         return Finding(text, "", {"trouble": trouble} if trouble else {}, [])
     seeds = counted(len(plan.seeds), "seed")
+    terms = [c for c in comparisons if c.question == "terms"]
+    claimed = [c for c in terms if c.verdict in ("better", "worse")]  # with an interval each
     evidence = {
         "setting": [f"{plan.problem}: validation {plan.metric} at the end of training, {seeds}."],
-        "terms": _terms(plan, summary, [c for c in comparisons if c.question == "terms"]),
+        "terms": _terms(plan, summary, terms),
+        "twice": _also_with_best([(combination(plan, c.first), c) for c in claimed], comparisons),
         "steps": [
             f"{STEP_NAMES[c.first]} against {STEP_NAMES[c.second]}, mean over the terms: "
             f"{difference(c, summary)}."
@@ -77,8 +86,29 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
     }
     told = {topic: said for topic, said in evidence.items() if said}
     lines = _lines(plan, summary, decision)
-    worth = " ".join(_worth(plan, summary, c) for c in comparisons if c.question in _PARTS)
-    return Finding(decision.text, lines, told, comparisons, decision.choice, worth)
+    parts = [c for c in comparisons if c.question in _PARTS]
+    worth = [*(_worth(plan, summary, c) for c in parts)]
+    worth += _also_with_best([(_PARTS[c.question], c) for c in parts], comparisons)
+    return Finding(decision.text, lines, told, comparisons, decision.choice, " ".join(worth))
+
+
+def _also_with_best(
+    named: Sequence[tuple[str, Comparison]], comparisons: Sequence[Comparison]
+) -> list[str]:
+    """Which comparisons have another interval as one of those with the best, and why: a sentence.
+
+    None if none has.
+    """
+    twice = [{c.first, c.second} for c in asked_twice(comparisons)]
+    names = list(dict.fromkeys(name for name, c in named if {c.first, c.second} in twice))
+    if not names:
+        return []
+    have = "has" if len(names) == 1 else "have"
+    methods = 1 + sum(c.question == "best" for c in comparisons)
+    return [
+        f"{' and '.join(names)} {have} another interval among the comparisons with the best, which "
+        f"was picked from {methods} methods."
+    ]
 
 
 def _worth(plan: Plan, summary: Summary, c: Comparison) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from aliceopt.lab.plan import filed_label
 from aliceopt.lab.records import ENDED, RecordError, RunRecord, read_found, read_plan
 from aliceopt.lab.spec import LabProblem, Plan, Run
 from aliceopt.lab.typed import FieldError, from_json, to_json
@@ -70,6 +71,11 @@ class Kept:
         lengths = {len(self.curve.get(name, ())) for name in _CURVE}
         if len(lengths) > 1 or lengths == {0}:
             raise ValueError("curve: its columns are not equally long, or empty")
+
+    @property
+    def called(self) -> str:
+        """What tables and figures call it: as its experiment does today, else as it did then."""
+        return filed_label(self.experiment, self.method) or self.label
 
     def settings_digest(self) -> str:
         """A name of the settings and the device: all but the seed, the label and CPU threads."""
@@ -247,13 +253,13 @@ def merged(
             same += 1
             continue
         if old is not None and not overwrite:
-            gained = "exponents" in line.get("curve", {}) and "exponents" not in old["curve"]
-            if _outcome(old) == _outcome(line, exponents=not gained):
+            if not (other := _differing(old, line)):
                 again += 1
                 continue
             raise RecordError(
                 f"{str(path)!r} has {line['id']} of {old['date']} with {end(old)}, and this one "
-                f"of {line['date']} ended with {end(line)}: --overwrite puts it in its place"
+                f"of {line['date']} ended with {end(line)}; they differ in {', '.join(other)}: "
+                "--overwrite puts it in its place"
             )
         new, replaced = new + (old is None), replaced + (old is not None)
         known[line["id"]] = line
@@ -264,11 +270,15 @@ _AROUND = ("date", "seconds", "versions", "label", "config")
 """What may differ between two runs with the same id and the same results."""
 
 
-def _outcome(line: Line, *, exponents: bool = True) -> Line:
-    """What came out, whenever it was made, with what and how fast."""
-    unwanted = ("seconds",) if exponents else ("seconds", "exponents")
-    curve = {k: v for k, v in line.get("curve", {}).items() if k not in unwanted}
-    return {k: v for k, v in line.items() if k not in _AROUND} | {"curve": curve}
+def _differing(old: Line, new: Line) -> list[str]:
+    """In what two lines came out otherwise, whenever they were made, with what and how fast.
+
+    Of columns of the curve that only one of them has, as versions kept fewer, nothing is known.
+    """
+    pairs = {name: (old[name], new.get(name)) for name in old if name not in (*_AROUND, "curve")}
+    columns = old.get("curve", {}).keys() & new.get("curve", {}).keys() - {"seconds"}
+    pairs |= {f"curve.{x}": (old["curve"][x], new["curve"][x]) for x in sorted(columns)}
+    return [name for name, (one, other) in pairs.items() if one != other]
 
 
 def _end(line: Line) -> str:

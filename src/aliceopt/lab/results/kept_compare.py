@@ -183,7 +183,7 @@ def _compared(name: str, rates: Mapping[float, Runs], rate: float, base: Runs) -
     same = others == base
     return Compared(
         name,
-        one.label.partition(", lr ")[0],
+        one.called.partition(", lr ")[0],
         one.metric,
         rate,
         rate in (min(rates), max(rates)),

@@ -60,7 +60,7 @@ def _record(line: Kept) -> RunRecord:
     where: dict[str, Any] = {"gradients": line.gradients, "seconds": seconds}
     return RunRecord(
         line.method,
-        line.label,
+        line.called,
         line.seed,
         line.status,
         to_json(line.config),

@@ -56,7 +56,7 @@ def kept_rows(lines: Sequence[Kept]) -> list[dict[str, Any]]:
         rows.append(
             {
                 **{name: getattr(one, name) for name in _SHARED},
-                "label": ", ".join([one.label, *changes(one)]),
+                "label": ", ".join([one.called, *changes(one)]),
                 "mean": mean,
                 "half": half,
                 "finished": len(done),

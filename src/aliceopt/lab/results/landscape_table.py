@@ -1,4 +1,4 @@
-"""A landscape as a table, as sentences, and as records; ladders along a training run likewise."""
+"""A landscape as tables and as records, and the exponents along a training run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from aliceopt.lab.landscapes import View
 from aliceopt.lab.results.numbers import signed
-from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.bounds import FORMS
 from aliceopt.landscape.subject import without_nan
@@ -83,50 +82,21 @@ def bounds_table(views: Sequence[View]) -> Table:
             for kind, forms in check.kinds.items():
                 cells = []
                 for found in (forms[form] for form in FORMS):
-                    told = f"{100 * found.violations:.0f}%, {_short(found.ratio.value)}"
+                    told = f"{100 * found.violations:.0f}%, {short(found.ratio.value)}"
                     cells.append(told if found.moves else "rounding")
                 table.add_row(f"  {kind}", radius, *cells)
-            walks = [_short(check.walk[form].value) for form in FORMS]
+            walks = [short(check.walk[form].value) for form in FORMS]
             table.add_row("  random, glass alone", radius, *walks)
     return table
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Two digits, and no powers of ten for what is large.
 
-    >>> _short(0.0291), _short(1234.5)
+    >>> short(0.0291), short(1234.5)
     ('0.029', '1,234')
     """
     return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
-
-
-def reading(views: Sequence[View]) -> list[str]:
-    """What was found, in sentences: verdicts by network and batches, then the twins.
-
-    The first network is compared with every other, on the same batches at the same radius.
-    """
-    said = []
-    for view in views:
-        by_verdict: dict[str, list[str]] = {}
-        for name, rungs in view.ladder.blocks.items():
-            by_verdict.setdefault(rungs.verdict, []).append(name)
-        parts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
-        said.append(f"{view.network}, {view.part} batches: {parts}.")
-    first = {view.part: view for view in views if view.network == views[0].network}
-    for view in views[len(first) :]:
-        mine, apart, told = first[view.part], [], []
-        for name, rungs in mine.ladder.blocks.items():
-            other = view.ladder.blocks[name]
-            at = min(max(rungs.start, other.start), len(rungs.exponents) - 1)
-            a, b = rungs.exponents[at], other.exponents[at]
-            apart += [name] if a.high < b.low or b.high < a.low else []
-            told.append(f"{name} {a.value:.2f} and {b.value:.2f}")
-        said.append(
-            f"{mine.network} and {view.network}, {view.part} batches, at the smallest radius: "
-            f"p is {'; '.join(told)}. Intervals are apart in {len(apart)} of "
-            f"{counted(len(told), 'block')}{': ' + ', '.join(apart) if apart else ''}."
-        )
-    return said
 
 
 def exponents_along(line: Mapping[str, Any]) -> dict[str, Estimate]:
@@ -137,20 +107,6 @@ def exponents_along(line: Mapping[str, Any]) -> dict[str, Estimate]:
         plain = {key: math.nan if value is None else value for key, value in told.items()}
         found[name] = Estimate(**plain)
     return found
-
-
-def reading_along(lines: Lines) -> list[str]:
-    """A sentence a kind of batches: where every block began, and where it ended."""
-    said = []
-    for part in dict.fromkeys(line["part"] for line in lines):
-        mine = [line for line in lines if line["part"] == part]
-        first, last = (exponents_along(line) for line in (mine[0], mine[-1]))
-        parts = [f"{name} {within(first[name])}, then {within(p)}" for name, p in last.items()]
-        said.append(
-            f"While it trained, {part} batches, exponents at the start and after step "
-            f"{mine[-1]['step']:,}: {'; '.join(parts)}."
-        )
-    return said
 
 
 def records(views: Sequence[View]) -> list[dict[str, Any]]:

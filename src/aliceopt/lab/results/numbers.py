@@ -1,8 +1,10 @@
-"""Numbers for people: sensible digits and the unit of the metric."""
+"""Numbers for people: sensible digits, the unit of the metric, and the range of a plot."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import median
 
 MINUS = "\u2212"
 NONE = "\u2013"
@@ -116,3 +118,20 @@ def show_seconds(seconds: float | None) -> str:
             return f"{seconds / size:.3g} {name}"
     places = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
     return f"{seconds:.{places}f} s"
+
+
+def limits(values: Sequence[float], better: str) -> tuple[float, float]:
+    """A range for results, in which a few failures on the bad side do not hide the rest.
+
+    Values further below the median than three times the best value or the lower quartile is from
+    it are left outside.
+    """
+    sign = 1 if better == "higher" else -1
+    ordered = sorted(sign * v for v in values)
+    middle, top = median(ordered), ordered[-1]
+    quartile = ordered[len(ordered) // 4]
+    reach = 3 * max(top - middle, middle - quartile, 1e-3 * abs(middle), 1e-12)
+    bottom = min(v for v in ordered if v >= middle - reach)
+    pad = 0.1 * max(top - bottom, 1e-3 * abs(middle), 1e-12)
+    low, high = sorted((sign * (bottom - pad), sign * (top + pad)))
+    return low, high

@@ -1,6 +1,6 @@
 """A Hugging Face model for `aliceopt study`: change model and data to yours, then run
 
-    aliceopt study --problem FILE.py:problem
+    aliceopt study FILE.py:problem
 
 where FILE.py is this file; it needs `pip install transformers`. torch is seeded anew before every
 call of `problem`, so each seed trains from other weights. As it stands a tiny DistilBERT, with

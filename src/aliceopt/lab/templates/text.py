@@ -1,6 +1,6 @@
 """A language model for `aliceopt study`: change model and text to yours, then run
 
-    aliceopt study --problem FILE.py:problem
+    aliceopt study FILE.py:problem
 
 where FILE.py is this file. torch is seeded anew before every call of `problem`, so each seed
 trains from other weights. As it stands a small transformer reads Python's own argparse.py.

@@ -1,6 +1,6 @@
 """Images for `aliceopt study`: change model and data to yours, then run
 
-    aliceopt study --problem FILE.py:problem
+    aliceopt study FILE.py:problem
 
 where FILE.py is this file. torch is seeded anew before every call of `problem`, so each seed
 trains from other weights. As it stands a small convnet reads scikit-learn's digits.
