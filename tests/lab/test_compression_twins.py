@@ -171,16 +171,28 @@ def test_records_of_a_network_and_its_twin_never_mix(source, tmp_path):
 
 
 def test_a_folder_of_the_one_is_no_folder_of_the_other(source, tmp_path):
-    """Nor for another seed, which has records of its own but would stand in the same table."""
-    out = tmp_path / "out"
+    """Nor for another seed, which has records of its own but would stand in the same table.
+
+    --overwrite replaces networks of the seeds that are asked for, if that leaves no other kind.
+    """
+    out, other = tmp_path / "out", "has results of another network (small, seed 0): choose another"
     assert compress(source, out).exit_code == 0
-    for seeds in ("1", "5,"):
-        refused = compress(source, out, "--twin", "gelu", "--seeds", seeds)
+    for more, told in (
+        (("--seeds", "1"), "holds another network: --overwrite begins anew"),
+        (("--seeds", "5,"), other),
+        (("--seeds", "5,", "--overwrite"), other),
+    ):
+        refused = compress(source, out, "--twin", "gelu", *more)
         assert refused.exit_code == 2
-        said = " ".join(refused.stderr.split())
-        assert "has results of another network (small, seed 0): choose another --out" in said
+        assert told in " ".join(refused.stderr.split())
     assert compress(source, out, "--seeds", "5,").exit_code == 0
     assert {line["seed"] for line in lines_of(out)} == {0, 5}
+    refused = compress(source, out, "--twin", "gelu", "--seeds", "5,", "--overwrite")
+    assert other in " ".join(refused.stderr.split())
+    assert {line["seed"] for line in lines_of(out)} == {0, 5}  # nothing is lost by that
+    again = compress(source, out, "--twin", "gelu", "--seeds", "0,5", "--overwrite")
+    assert again.exit_code == 0, again.output
+    assert {(line["seed"], line["twin"]) for line in lines_of(out)} == {(0, "gelu"), (5, "gelu")}
 
 
 def test_bad_twins_are_refused_before_anything_is_trained(source, tmp_path):
