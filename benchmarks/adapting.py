@@ -129,13 +129,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rules", default=",".join(["1.5", "1", "2", "3", "4", *RULES]))
     parser.add_argument("--steps", type=int, help="stop after so many")
     args = parser.parse_args(argv)
-    first, last = map(int, args.seeds.split("-"))
-    if first >= last:
+    first, _, last = args.seeds.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
         parser.error(f"--seeds must be FIRST-LAST, at least two for an interval; got {args.seeds}")
+    for name in args.rules.split(","):
+        if name not in RULES and not name.replace(".", "", 1).isdecimal():
+            parser.error(f"no rule {name!r}; there is {', '.join(RULES)}, or a constant")
+    seeds = range(int(first), int(last) + 1)
     rows, base = list[list[str]](), list[float]()
     for name in args.rules.split(","):
         more = (args.data, args.steps)
-        losses = [trained(args.problem, rule_of(name), s, *more) for s in range(first, last + 1)]
+        losses = [trained(args.problem, rule_of(name), seed, *more) for seed in seeds]
         base = base or losses
         paired = Paired(tuple(one - two for one, two in zip(losses, base, strict=True)))
         told = f"{paired.mean:+.4f} +- {paired.half_width(ALPHA):.4f}" if rows else "-"

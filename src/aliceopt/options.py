@@ -328,7 +328,9 @@ def check_model(model: Any) -> None:
         return
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+    compiled = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
+    traced = torch.jit._trace.TracedModule  # a part that was traced may be called, and has no hook
+    if any(module is model or not isinstance(module, traced) for module in compiled):
         raise ValueError(
             f"model ({type(model).__name__}) is scripted, or part of it is, and TorchScript takes "
             "no hooks: give the module it was made from, or no model, and call "

@@ -50,6 +50,7 @@ class BufferGuard:
         self._registered = [
             (module, dict(module._buffers))
             for module in (model.modules() if model is not None else ())
+            if module._buffers
         ]
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         self._odd: list[tuple[Tensor, Tensor]] = []
@@ -57,9 +58,13 @@ class BufferGuard:
             for buffer in buffers.values():
                 if buffer is None:
                     continue
-                if _is_odd(buffer):
+                if _is_sparse(buffer):
                     self._odd.append((buffer.detach(), buffer.detach().clone()))
-                elif not _is_expanded(buffer):
+                elif _is_expanded(buffer):
+                    continue
+                elif buffer.is_conj() or buffer.is_neg():  # of which torch copies no list
+                    self._odd.append((buffer.detach(), buffer.detach().clone()))
+                else:
                     kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer.detach())
         # One copy a kind, not one a buffer: BatchNorm networks have many small ones.
         self._copies = [(there, [torch.empty_like(b) for b in there]) for there in kinds.values()]
@@ -78,10 +83,9 @@ class BufferGuard:
             buffer.copy_(copy)
 
 
-def _is_odd(buffer: Tensor) -> bool:
-    """Sparse, nested, or a view that conjugates: torch copies no list of such."""
-    strided = buffer.layout == torch.strided and not buffer.is_nested
-    return not strided or buffer.is_conj() or buffer.is_neg()
+def _is_sparse(buffer: Tensor) -> bool:
+    """Sparse or nested: without strides."""
+    return buffer.layout != torch.strided or buffer.is_nested
 
 
 def _is_expanded(buffer: Tensor) -> bool:

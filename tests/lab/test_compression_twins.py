@@ -190,6 +190,12 @@ def test_a_folder_of_the_one_is_no_folder_of_the_other(source, tmp_path):
     refused = compress(source, out, "--twin", "gelu", "--seeds", "5,", "--overwrite")
     assert other in " ".join(refused.stderr.split())
     assert {line["seed"] for line in lines_of(out)} == {0, 5}  # nothing is lost by that
+    wrong = tmp_path / "wrong.pt"
+    torch.save({"weight": torch.zeros(2)}, wrong)
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    for more in (("--checkpoint", wrong), ("--twin", "relu")):  # neither can be made
+        assert compress(source, out, *more, "--seeds", "0,5", "--overwrite").exit_code == 2
+        assert sorted(path for path in out.rglob("*") if path.is_file()) == files
     again = compress(source, out, "--twin", "gelu", "--seeds", "0,5", "--overwrite")
     assert again.exit_code == 0, again.output
     assert {(line["seed"], line["twin"]) for line in lines_of(out)} == {(0, "gelu"), (5, "gelu")}

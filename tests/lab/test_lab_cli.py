@@ -70,10 +70,24 @@ def test_results_that_are_kept_are_not_made_again(tmp_path, monkeypatch):
 
 
 def test_only_this_machine_can_keep_to_whole_runs(tmp_path):
-    """Rays and ranks are handed all runs at once."""
-    refused = smoke("resnet18-methods", "--whole", "--launcher", "ray", "--out", tmp_path / "out")
+    """Rays and ranks are handed all runs at once; without an end there is nothing to keep to."""
+    asked = ("resnet18-methods", "--out", tmp_path / "out", "--whole")
+    refused = smoke(*asked, "--minutes", 1, "--launcher", "ray")
     assert refused.exit_code == 2
     assert "--whole is for --launcher local" in refused.output
+    refused = smoke(*asked)
+    assert refused.exit_code == 2
+    assert "--whole needs --minutes" in refused.output
+
+
+def test_a_family_goes_on_where_no_run_of_one_fits(tmp_path, monkeypatch):
+    """Others may be shorter; what did not fit is told, and that it is missing by the exit code."""
+    monkeypatch.setattr("aliceopt.lab.pool._Queue._seconds", lambda self, run: 1e9 * run.seed)
+    few = ("--methods", "adamw", "--seeds", 2, "--set", "train.steps=2", "--workers", 1)
+    result = smoke("pays", *few, "--out", tmp_path / "all", "--minutes", 60, "--whole")
+    assert result.exit_code == 1, result.output
+    assert result.output.count("no run that is left would end in time") == 4
+    assert len(list((tmp_path / "all").glob("pays-*/adamw/seed-0/records.jsonl"))) == 4
 
 
 def test_a_family_shares_its_minutes(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from aliceopt.lab.launch import TIME_IS_UP
+from aliceopt.lab.launch import TIME_IS_UP, NoneFits, Setting
 from aliceopt.lab.pool import GRACE, Local, _Queue, execute
 from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
 from aliceopt.lab.stopping import stopped_by_signal, terms_as_interrupts
@@ -134,15 +134,15 @@ def test_signals_mean_what_they_meant_afterwards():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_no_run_begins_that_would_not_end_in_time(file, monkeypatch):
+def test_no_run_begins_that_would_not_end_in_time(file, tmp_path, monkeypatch):
     """By the seconds a gradient of its method, else of the slowest; a shorter one may still fit."""
     clock = [1000.0]
-    monkeypatch.setattr("aliceopt.lab.pool.time.time", lambda: clock[0])
+    monkeypatch.setattr("time.time", lambda: clock[0])
     plan = small_plan(file, {"adam": ADAM, "alice": ALICE}, seeds=3)
     runs = [plan.run(run) for run in plan.runs]
     assert [run.method for run in runs] == ["adam", "alice"] * 3
     seconds = {"adam": 10.0, "alice": 30.0}
-    queue, begun = _Queue(list(runs), deadline=1065.0, whole=True), []
+    begun, queue = [], _Queue(list(runs), Setting(tmp_path, deadline=1065.0), whole=True)
     while (run := queue.next()) is not None:
         begun.append((run.method, run.seed))
         clock[0] += seconds[run.method]
@@ -150,19 +150,32 @@ def test_no_run_begins_that_would_not_end_in_time(file, monkeypatch):
     # After 40 seconds 25 are left: too few for Alice, enough for Adam twice.
     assert begun == [("adam", 0), ("alice", 0), ("adam", 1), ("adam", 2)]
     assert [run.method for run in queue.runs] == ["alice", "alice"]
-    failed = _Queue(list(runs), deadline=clock[0] + 1, whole=True)
+    soon = Setting(tmp_path, deadline=clock[0] + 1)
+    failed = _Queue(list(runs), soon, whole=True)
     failed.ended(runs[0], "failed", 100.0)
     assert failed.next() is runs[0]
-    assert _Queue(list(runs), deadline=None, whole=True).next() is runs[0]
+    assert _Queue(list(runs), Setting(tmp_path), whole=True).next() is runs[0]
+    resumed = _Queue(list(runs), soon, whole=True)
+    place = run_folder(tmp_path, "adam", 0)
+    place.mkdir(parents=True)
+    (place / "checkpoint.pt").touch()
+    resumed.ended(resumed.next(), "finished", 0.001)  # what was left of it says nothing
+    resumed.ended(runs[2], "finished", 10.0)
+    assert resumed.next() is None
+    with pytest.raises(NoneFits):
+        resumed.check_empty()
+    clock[0] += 2
+    with pytest.raises(KeyboardInterrupt, match=TIME_IS_UP):
+        resumed.check_empty()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_runs_that_would_be_cut_are_left_to_the_next_time(workers, file, tmp_path, monkeypatch):
-    """They leave nothing behind, and whoever waits is told that the time is up."""
+    """They leave nothing behind, and whoever waits is told, but not that the time is up."""
     monkeypatch.setattr(_Queue, "_seconds", lambda self, run: 0.0 if run.seed == 0 else 1e9)
     plan, out = small_plan(file, {"adam": ADAM, "alice": ALICE}, seeds=2), tmp_path / "out"
     soon = time.time() + 3600
-    with pytest.raises(KeyboardInterrupt, match=TIME_IS_UP):
+    with pytest.raises(NoneFits, match="no run that is left would end in time"):
         execute(plan, out, Local(workers=workers, whole=True), deadline=soon)
     found = {(run.method, run.seed): run.status for run in read_runs(out)}
     assert {found[m, 0] for m in ("adam", "alice")} == {"finished"}

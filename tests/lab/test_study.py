@@ -273,7 +273,7 @@ def test_rates_follow_what_bounds_the_steps():
         ({"tune": 0}, "--tune must be a whole number that is 1 or from 3 to 15, got 0"),
         ({"tune": 2}, "--tune .* got 2"),
         ({"terms": ["glas"]}, "no term 'glas': did you mean 'glass'"),
-        ({"steps": ["half"]}, "no step 'half'"),
+        ({"steps": ["half"]}, "no kind of step 'half'"),
         ({"baselines": ["adamx"]}, "no baseline 'adamx': did you mean 'adam"),
         ({"baselines": ["adamW"]}, "no baseline 'adamW': did you mean 'adamw'"),
         ({"seeds": 0}, "--seeds must be a whole number from 1 to 1,000 .*, got 0"),

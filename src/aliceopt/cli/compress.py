@@ -146,7 +146,7 @@ def _check_old(
     So is a network that is another one, with all that was made of it.
     """
     from aliceopt.lab import compression_records as records
-    from aliceopt.lab.network import check_same
+    from aliceopt.lab.network import check_new, check_same
     from aliceopt.lab.plan import PlanError
 
     if overwrite:
@@ -160,6 +160,8 @@ def _check_old(
                 raise
             others.append(run)
     records.check_alike(folder, runs[0], but=[run.seed for run in others])
+    for run in others:
+        check_new(run, checkpoint)
     for run in others:
         clear_network(folder, run, checkpoint)
     if others and not records.read_folder(folder):  # none is left that they were made of

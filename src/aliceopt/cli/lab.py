@@ -82,6 +82,8 @@ def run(
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
     from aliceopt.lab.plan import FAMILIES
 
+    if whole and minutes is None:
+        refuse("--whole needs --minutes: without an end every run fits")
     asked = _Asked(
         seeds=seeds,
         sets=set_,

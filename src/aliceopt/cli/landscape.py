@@ -153,7 +153,7 @@ def _check_old(
     The old landscape goes once there is a new one, a network only if it is another than ``run`` or,
     beside it, the trained twin ``other``.
     """
-    from aliceopt.lab.network import check_same
+    from aliceopt.lab.network import check_new, check_same
     from aliceopt.lab.plan import PlanError
 
     there = [name for name in RESULTS if (folder / name).exists()]
@@ -164,6 +164,7 @@ def _check_old(
         )
     networks = [(run, folder, checkpoint)]
     networks += [] if other is None else [(other, _twin_folder(folder, other), None)]
+    others: list[tuple[Path, Run]] = []
     for one, place, weights in networks:
         try:
             check_same(one, place, weights)
@@ -172,7 +173,10 @@ def _check_old(
         except PlanError:
             if not overwrite:
                 raise
-            clear_network(place, one, checkpoint)
+            check_new(one, weights)
+            others.append((place, one))
+    for place, one in others:
+        clear_network(place, one, checkpoint)
 
 
 def _twin_folder(folder: Path, trained: Run) -> Path:

@@ -16,7 +16,7 @@ import torch
 
 from aliceopt.lab import plan as planning
 from aliceopt.lab.data import generate
-from aliceopt.lab.launch import Launcher, Setting
+from aliceopt.lab.launch import Launcher, NoneFits, Setting
 from aliceopt.lab.live import Live
 from aliceopt.lab.pace import known_paces, measured_paces
 from aliceopt.lab.plan import PlanError, settings_of
@@ -129,7 +129,7 @@ def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> tuple[R
             left.launch(how.launcher, setting, live)
     except KeyboardInterrupt as why:
         console.print(f"{str(why) or 'interrupted'}: what is finished is kept")
-        finished = False
+        finished = isinstance(why, NoneFits)
     return read_records(folder, plan), finished
 
 

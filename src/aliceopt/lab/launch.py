@@ -20,9 +20,16 @@ from aliceopt.lab.spec import Run
 from aliceopt.lab.team import Team
 from aliceopt.lab.train import Watcher, train
 
-__all__ = ["TIME_IS_UP", "Launcher", "Setting", "cores", "train_run"]
+__all__ = ["TIME_IS_UP", "Launcher", "NoneFits", "Setting", "cores", "train_run"]
 
 TIME_IS_UP = "the time is up"
+
+
+class NoneFits(KeyboardInterrupt):
+    """Time is left, but no run that is left would end in it."""
+
+    def __init__(self) -> None:
+        super().__init__("no run that is left would end in time")
 
 
 @dataclass(frozen=True)

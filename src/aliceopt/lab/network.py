@@ -224,6 +224,14 @@ def _check_twin(network: Network) -> None:
     check_swapped(network.model)
 
 
+def check_new(run: Run, checkpoint: Path | None) -> None:
+    """Refuse a network that could not be made, before another is deleted for it."""
+    weights = None if checkpoint is None else weights_of(checkpoint)
+    network = fresh_network(run, torch.device("cpu"), None, weights)
+    if run.problem.twin is not None:
+        _check_twin(network)
+
+
 def fresh_network(
     run: Run,
     device: torch.device,

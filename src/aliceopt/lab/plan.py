@@ -225,7 +225,7 @@ def label_of(options: Mapping[str, Any]) -> str:
 
 @cache
 def filed_label(experiment: str, method: str) -> str | None:
-    """What an experiment calls a method today, also one at another rate; None if it has none such.
+    """The name that an experiment gives a method, also at another rate; None if it gives none.
 
     >>> filed_label("pays-gpt", "ahead-1_5"), filed_label("pays-gpt", "adamw@2e-3")
     ('Alice (as it comes)', 'AdamW, lr 2e-3')
@@ -234,7 +234,9 @@ def filed_label(experiment: str, method: str) -> str | None:
         return None
     settings = settings_of(experiment, scales_of(experiment)[0])
     filed = settings["methods"].get(method.partition("@")[0])
-    return None if filed is None else _method(method, filed, settings.get("alice", {})).label
+    if filed is None or "label" not in filed:
+        return None  # others are named after the options that they were run with
+    return _method(method, filed, settings.get("alice", {})).label
 
 
 def _training(

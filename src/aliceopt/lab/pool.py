@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from aliceopt.lab.launch import TIME_IS_UP, Launcher, Setting, cores, train_run
+from aliceopt.lab.launch import TIME_IS_UP, Launcher, NoneFits, Setting, cores, train_run
 from aliceopt.lab.methods import planned
 from aliceopt.lab.plan import PlanError
-from aliceopt.lab.records import ENDED, RunRecord, read_plan, read_runs, write_plan
+from aliceopt.lab.records import ENDED, RunRecord, read_plan, read_runs, run_folder, write_plan
 from aliceopt.lab.spec import Plan, Run
 from aliceopt.lab.train import Progress, Watcher, lost
 from aliceopt.lab.typed import from_json, to_json
@@ -194,7 +194,7 @@ class Local:
 
     def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
         """In worker processes, or one after another in this one."""
-        count, queue = self._at_once(len(runs)), _Queue(list(runs), setting.deadline, self.whole)
+        count, queue = self._at_once(len(runs)), _Queue(list(runs), setting, self.whole)
         if count > 1:
             devices = [self.devices[i % len(self.devices)] for i in range(count)]
             if not self.on_cpu:  # there every run has cores of its own
@@ -209,8 +209,7 @@ class Local:
                 if status == "interrupted":
                     raise KeyboardInterrupt(TIME_IS_UP if setting.over else "")
                 queue.ended(run, status, time.time() - begun)
-            if queue.runs:
-                raise KeyboardInterrupt(TIME_IS_UP)
+            queue.check_empty()
         finally:
             torch.set_num_threads(threads)
 
@@ -224,25 +223,35 @@ class _Queue:
     """Runs that are still to be begun, in their order, until the deadline.
 
     ``whole``: only those that will have ended by then, going by the seconds a gradient of the same
-    method's runs, or of the slowest method if there is none yet. The first one is always begun.
+    method's whole runs, or of the slowest method if there is none yet. The first is always begun.
     """
 
     runs: list[Run]
-    deadline: float | None
+    setting: Setting
     whole: bool
     _paces: dict[str, float] = field(default_factory=dict)
+    _begun_before: set[tuple[str, int]] = field(default_factory=set)
 
     def next(self) -> Run | None:
         """The next to be begun; None if there is none, or the time is up."""
-        left = math.inf if self.deadline is None else self.deadline - time.time()
+        deadline = self.setting.deadline
+        left = math.inf if deadline is None else deadline - time.time()
         for i, run in enumerate(self.runs if left > 0 else ()):
             if not self.whole or self._seconds(run) <= left:
+                place = run_folder(self.setting.folder, run.method, run.seed)
+                if (place / "checkpoint.pt").exists():
+                    self._begun_before.add((run.method, run.seed))
                 return self.runs.pop(i)
         return None
 
+    def check_empty(self) -> None:
+        """Refuse to call it finished, where runs are left."""
+        if self.runs:
+            raise KeyboardInterrupt(TIME_IS_UP) if self.setting.over else NoneFits
+
     def ended(self, run: Run, status: str, seconds: float) -> None:
         """Learn from a run; one that was cut short, or failed, says nothing."""
-        if status == "finished":
+        if status == "finished" and (run.method, run.seed) not in self._begun_before:
             pace = seconds / _gradients(run)
             self._paces[run.method] = max(pace, self._paces.get(run.method, 0.0))
 
@@ -272,7 +281,7 @@ class _Pool:
     def __init__(self, queue: _Queue, setting: Setting, devices: list[str], watch: Watcher):
         self._queue, self._setting, self._devices, self._watch = queue, setting, devices, watch
         self._workers: list[_Worker] = []
-        self._left_out = False  # whether the time was up before all was done
+        self._cut = False  # whether a run was interrupted
 
     def run(self) -> None:
         """Until nothing is left to do, or until interrupted."""
@@ -285,8 +294,9 @@ class _Pool:
                 pipes: list[Any] = [worker.pipe for worker in self._workers if worker.run]
                 for ready in wait(pipes):
                     self._hear(next(w for w in self._workers if w.pipe is ready))
-            if self._left_out:
+            if self._cut:
                 raise KeyboardInterrupt(TIME_IS_UP)
+            self._queue.check_empty()
         finally:
             self._end()
 
@@ -314,7 +324,6 @@ class _Pool:
 
     def _give(self, worker: _Worker) -> None:
         worker.run, worker.begun = self._queue.next(), time.time()
-        self._left_out |= worker.run is None and bool(self._queue.runs)
         if worker.run is not None:
             try:
                 worker.pipe.send(worker.run)
@@ -331,7 +340,7 @@ class _Pool:
         if progress.status != "running":
             assert worker.run is not None
             self._queue.ended(worker.run, progress.status, time.time() - worker.begun)
-            self._left_out |= progress.status == "interrupted"
+            self._cut |= progress.status == "interrupted"
             self._give(worker)
 
     def _replace(self, worker: _Worker) -> None:

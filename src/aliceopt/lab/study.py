@@ -235,7 +235,7 @@ def _grid(
             "step": step,
             "lr": usual[step] * scale,
         }
-        for step in choose(STEPS, GRID_STEPS if steps is None else steps, "step")
+        for step in choose(STEPS, GRID_STEPS if steps is None else steps, "kind of step")
         for term in wanted
     }
 

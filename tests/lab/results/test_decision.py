@@ -82,8 +82,8 @@ def test_at_equal_seconds_the_best_is_chosen_however_busy_the_machine_was() -> N
     plan = replace(plan, paces=dict.fromkeys(plan.methods, 0.01))
     values = {"alice-glass-full": (91.0, 95.0, 99.0), "adamw": (90.2, 90.4, 90.6)}
     assert decided(plan, constant(plan, values)) == (
-        "Use Alice, glass, full, lr=0.01. Nothing better was seen; the best baseline (AdamW) cost "
-        "the same seconds. Compared to it: better by 4.6 points, which 3 seeds cannot establish. "
+        "Use Alice, glass, full, lr=0.01. Nothing better was seen. Compared to the best baseline "
+        "(AdamW, the same seconds): better by 4.6 points, which 3 seeds cannot establish. "
         "`--seeds 6 --resume` may tell."
     )
 
@@ -108,9 +108,9 @@ def test_the_best_that_is_also_cheap_needs_no_proof() -> None:
     plan = grid_plan(3, terms=("none", "glass"), baselines=("adamw",))
     values = {"adamw": (91.0, 95.0, 99.0), "alice-glass-full": (90.2, 90.4, 90.6)}
     assert decided(plan, constant(plan, values)) == (
-        "Use AdamW, lr=0.001. Nothing better was seen; the best Alice (Alice, glass, full) cost "
-        "1.5 times the seconds. Compared to it: better by 4.6 points, which 3 seeds cannot "
-        "establish. `--seeds 6 --resume` may tell."
+        "Use AdamW, lr=0.001. Nothing better was seen. Compared to the best Alice (Alice, glass, "
+        "full, 1.5 times the seconds): better by 4.6 points, which 3 seeds cannot establish. "
+        "`--seeds 6 --resume` may tell."
     )
 
 
@@ -143,7 +143,7 @@ def test_a_tie_that_hides_a_large_difference_says_how_to_go_on() -> None:
         other = tuple(0.501 * (1 - spread * e) for e in noise)
         values = {"adamw": mine, "alice-glass-full": other}
         text = decided(plan, constant(plan, values))
-        assert "no difference larger than" in text
+        assert ("not told apart: up to" if hinted else "no difference larger than") in text
         assert text.endswith("`--seeds 10 --resume` may tell.") == hinted
 
 
@@ -173,6 +173,14 @@ def test_seconds_are_told_in_plain_digits(seconds: float | None, said: str) -> N
     first, second, *_ = summarize(plan, in_memory(plan, invented_results(plan))).methods
     pair = replace(first, seconds=seconds), replace(second, seconds=1.0)
     assert times_the_seconds(*pair) == said
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.06, "0.04 s more"), (0.021, "the same seconds")])
+def test_of_next_to_no_seconds_no_ratio_is_told(seconds: float, said: str) -> None:
+    """Three times a fiftieth of a second is not three times the cost."""
+    plan = grid_plan(1)
+    first, second, *_ = summarize(plan, in_memory(plan, invented_results(plan))).methods
+    assert times_the_seconds(replace(first, seconds=seconds), replace(second, seconds=0.02)) == said
 
 
 def test_a_method_alone_is_said_to_be_alone() -> None:

@@ -260,6 +260,8 @@ def test_missing_runs_are_counted_and_the_rest_is_compared() -> None:
     finding = found(plan, results)
     said = ["20 of 57 runs without a result yet: this may change."]
     assert finding.evidence["trouble"] == said
+    assert finding.decision.startswith("So far, 20 of 57 runs missing: Use ")
+    assert finding.lines.startswith("# the choice so far")
     assert {c.seeds for c in finding.comparisons if c.question == "terms"} == {2}
 
 

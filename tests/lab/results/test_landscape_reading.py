@@ -68,7 +68,7 @@ def test_of_many_blocks_the_range_is_said() -> None:
     [
         (
             [TRAINED],
-            "There is glass in first and second: where every weight moves by 0.0025, the gradient ",
+            "There is glass in first and second: where every weight moves by 0.0025 to 0.005, the ",
             "whether that pays in training, `aliceopt study` tells.",
         ),
         (
@@ -86,8 +86,13 @@ def test_of_many_blocks_the_range_is_said() -> None:
         ),
         (
             [view("as trained", "training", a=rungs("smooth", 2.0), b=rungs("nothing", math.nan))],
-            "The network is smooth in every block: where every weight moves by 0.0025, its ",
+            "The network is smooth in a: where every weight moves by 0.0025, its gradient ",
             "and Alice's `glass=True` would find nothing to measure.",
+        ),
+        (
+            [view("as trained", "training", a=rungs("smooth", 2.0), b=rungs("smooth", 1.9))],
+            "The network is smooth in every block: where every weight moves by 0.0025, its ",
+            "measure.",
         ),
         (
             [view("as trained", "training", a=rungs("nothing", math.nan))],
@@ -150,3 +155,11 @@ def test_along_the_training_what_fell_and_what_rose_is_told() -> None:
     (still,) = reading_along([line(0, "held-out", a=1.9), line(9, "held-out", a=1.91)])
     assert still.endswith("In no block did it change by more than its intervals.")
     assert reading_along([]) == []
+
+
+def test_without_intervals_nothing_is_said_to_be_the_same() -> None:
+    """One batch and one direction have none."""
+    mine = view("as trained", "training", a=rungs("glass", 1.1, math.nan))
+    other = view("gelu twin", "training", a=rungs("smooth", 2.0, math.nan))
+    *_, said = reading([mine, other])
+    assert "cannot be compared with the network as trained in 1 of 1 block" in said

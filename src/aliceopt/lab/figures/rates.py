@@ -105,7 +105,9 @@ def draw_rates(
 def framed(values: Sequence[float], better: str) -> tuple[float, float]:
     """The ends of an axis for these values: all of them, unless the worst take half of it."""
     low, high = min(values), max(values)
-    room = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
+    if low == high:
+        return low - (abs(low) or 1.0) / 10, high + (abs(high) or 1.0) / 10
+    room = 0.06 * (high - low)
     every, most = (low - room, high + room), limits(values, better)
     return most if every[1] - every[0] > 2 * (most[1] - most[0]) else every
 

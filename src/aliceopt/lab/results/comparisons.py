@@ -9,6 +9,7 @@ chance of any false claim at 5% or less, in each of these three families.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -22,6 +23,9 @@ from aliceopt.lab.results.scale import Scale, scale_of
 from aliceopt.lab.results.summary import Summary, best_method, finals, summarize
 from aliceopt.lab.spec import Plan, PlannedMethod
 from aliceopt.lab.words import counted
+
+WIDE = math.log(1.2)
+"""An interval of ratios that reaches further than this leaves much open."""
 
 __all__ = ["Comparison", "asked_twice", "compare", "complete_block"]
 
@@ -283,14 +287,18 @@ def difference(c: Comparison, summary: Summary) -> str:
 def missed(unseen: Sequence[Comparison], summary: Summary) -> str:
     """The largest difference that comparisons without a visible one leave possible.
 
-    One of: ``no difference larger than 0.5 points``; ``equal``; or that the seeds are too few.
+    One of: ``no difference larger than 0.5 points``; ``equal``; ``not told apart: up to 40% in loss
+    either way``, where ratios reach far; or that the seeds are too few.
     """
     if all(c.gain == 0 and not c.high for c in unseen):
         return "equal"
     if any(says_nothing(c, summary) for c in unseen):
         return f"{counted(min(c.seeds for c in unseen), 'seed')} are too few to tell"
     reach = max(abs(end) for c in unseen for end in c.ends)
-    return f"no difference larger than {unseen[0].scale.size(reach)}"
+    scale = unseen[0].scale
+    if scale.ratio and reach > WIDE:
+        return f"not told apart: up to {scale.size(reach)} either way"
+    return f"no difference larger than {scale.size(reach)}"
 
 
 def says_nothing(c: Comparison, summary: Summary) -> bool:

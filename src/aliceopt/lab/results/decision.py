@@ -7,12 +7,11 @@ the best is chosen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aliceopt.lab.paste import shown_rate
-from aliceopt.lab.results.comparisons import Comparison, difference, says_nothing
+from aliceopt.lab.results.comparisons import WIDE, Comparison, difference, says_nothing
 from aliceopt.lab.results.summary import FAMILIES, MethodSummary, Summary, best_method
 from aliceopt.lab.spec import Plan
 
@@ -20,9 +19,6 @@ __all__ = ["AS_CHEAP", "Decision", "decide", "times_the_seconds"]
 
 AS_CHEAP, NO_COST = 1.2, 0.05
 """A method is as cheap as the cheapest up to so many times its seconds, or so many seconds more."""
-
-WIDE = math.log(1.2)
-"""An interval of ratios that reaches further than this leaves much open."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +82,26 @@ def _why(
     if c.verdict == "better":
         cost = times_the_seconds(best, rival)
         return f"Compared to {role} ({rival.label}) it ended {said}, at {cost}."
+    cost = times_the_seconds(rival, best)
     return (
-        f"Nothing better was seen; {role} ({rival.label}) cost {times_the_seconds(rival, best)}. "
-        f"Compared to it: {said}.{_hint(plan, c, summary)}"
+        f"Nothing better was seen. Compared to {role} ({rival.label}, {cost}): "
+        f"{said}.{_hint(plan, c, summary)}"
     )
 
 
 def times_the_seconds(s: MethodSummary, other: MethodSummary) -> str:
-    """``2.1 times the seconds``, of the first compared to the second."""
+    """``2.1 times the seconds``, of the first compared to the second.
+
+    Where both take next to none a ratio would say nothing: ``0.04 s more``.
+    """
     if not s.seconds or not other.seconds:
         return "unknown seconds"
-    ratio = float(f"{s.seconds / other.seconds:.2g}")
-    return "the same seconds" if ratio == 1 else f"{ratio:g} times the seconds"
+    more, ratio = s.seconds - other.seconds, float(f"{s.seconds / other.seconds:.2g}")
+    if ratio == 1 or abs(more) < 0.005:
+        return "the same seconds"
+    if abs(more) <= NO_COST:
+        return f"{abs(more):.2f} s {'more' if more > 0 else 'less'}"
+    return f"{ratio:g} times the seconds"
 
 
 def _hint(plan: Plan, c: Comparison, summary: Summary) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aliceopt.lab.paste import lines_to_paste
 from aliceopt.lab.records import RunRecord
@@ -62,8 +62,7 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
     decision = decide(plan, summary, [c for c in comparisons if c.question == "best"])
     trouble = _trouble(summary)
     if decision is None:
-        absent = summary.counts["missing"] + summary.counts["interrupted"]
-        state = "has finished yet" if absent else "ended with a result"
+        state = "has finished yet" if summary.absent else "ended with a result"
         text = f"No run {state}, so there is nothing to find."
         return Finding(text, "", {"trouble": trouble} if trouble else {}, [])
     seeds = counted(len(plan.seeds), "seed")
@@ -86,6 +85,10 @@ def find(plan: Plan, runs: Sequence[RunRecord], summary: Summary | None = None) 
     }
     told = {topic: said for topic, said in evidence.items() if said}
     lines = _lines(plan, summary, decision)
+    absent, total = summary.absent, sum(summary.counts.values())
+    if absent:
+        early = f"So far, {absent} of {total} runs missing: "
+        decision = replace(decision, text=early + decision.text)
     parts = [c for c in comparisons if c.question in _PARTS]
     worth = [*(_worth(plan, summary, c) for c in parts)]
     worth += _also_with_best([(_PARTS[c.question], c) for c in parts], comparisons)
@@ -124,7 +127,8 @@ def _worth(plan: Plan, summary: Summary, c: Comparison) -> str:
 
 def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
     """Constructors of the choice, the best result, the best Alice and the best baseline, once."""
-    roles: dict[str, list[str]] = {decision.choice: ["use this"]}
+    use = "the choice so far" if summary.absent else "use this"
+    roles: dict[str, list[str]] = {decision.choice: [use]}
     roles.setdefault(decision.best, []).append("the best result")
     for family, best in best_of_families(plan, summary).items():
         roles.setdefault(best.method, []).append(f"the best {FAMILIES[family]}")
@@ -239,9 +243,8 @@ def _trouble(summary: Summary) -> list[str]:
             said.append(f"{summary.counts[state]} of {total} runs {state}: {_listed(hit)}.")
     if any(s.unstable and s.finished for s in summary.methods):
         said.append("Such methods are compared on the seeds that finished, which flatters them.")
-    absent = summary.counts["missing"] + summary.counts["interrupted"]
-    if absent:
-        said.append(f"{absent} of {total} runs without a result yet: this may change.")
+    if summary.absent:
+        said.append(f"{summary.absent} of {total} runs without a result yet: this may change.")
     return said
 
 

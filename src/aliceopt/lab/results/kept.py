@@ -153,7 +153,9 @@ def without_kept(plan: Plan, folder: Path, *, on_cpu: bool | None) -> Plan:
     left = [run for run in plan.runs if identity(_anywhere(plan.run(run))) not in there]
     named = {run.method for run in left}
     methods = {key: method for key, method in plan.methods.items() if key in named}
-    return replace(plan, runs=left, methods=methods)
+    seeds = sorted({run.seed for run in left})
+    paper = {key: values for key, values in plan.paper.items() if key in named}
+    return replace(plan, runs=left, methods=methods, seeds=seeds, paper=paper)
 
 
 def _columns(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from aliceopt.lab.landscapes import View
@@ -36,7 +37,10 @@ def reading(views: Sequence[View]) -> list[str]:
 def meaning(views: Sequence[View]) -> str:
     """Of one network on all kinds of batches: which curvature it has, and what follows from it."""
     glass, smooth, undecided = (_with(views, verdict) for verdict in _ORDER[:3])
-    radius = f"{views[0].ladder.radii[0]:.2g}"
+    told = [(view, rungs) for view in views for rungs in view.ladder.blocks.values()]
+    verdict = next(v for v in _ORDER if any(rungs.verdict == v for _, rungs in told))
+    starts = [view.ladder.radii[r.start] for view, r in told if r.verdict == verdict]
+    radius = _range(starts, ".2g")
     if glass:
         return (
             f"There is glass in {_listed(glass)}: where every weight moves by {radius}, the "
@@ -50,8 +54,9 @@ def meaning(views: Sequence[View]) -> str:
             "directions and batches cannot tell. `--preset thorough` takes more of each."
         )
     if smooth:
+        where = "every block" if not _with(views, "nothing") else _listed(smooth)
         return (
-            f"The network is smooth in every block: where every weight moves by {radius}, its "
+            f"The network is smooth in {where}: where every weight moves by {radius}, its "
             "gradient changes as its Hessian says, and Alice's `glass=True` would find nothing to "
             "measure."
         )
@@ -103,15 +108,21 @@ def _of_verdict(verdict: str, blocks: dict[str, Rungs], view: View) -> str:
 
 def _compared(mine: View, other: View) -> str:
     """In which blocks another network has another exponent, and what that shows."""
-    apart = []
+    apart, unknown = [], 0
     for name, rungs in mine.ladder.blocks.items():
         there = other.ladder.blocks[name]
         at = min(max(rungs.start, there.start), len(rungs.exponents) - 1)
         a, b = rungs.exponents[at], there.exponents[at]
+        unknown += any(math.isnan(end) for p in (a, b) for end in (p.low, p.high))
         if a.high < b.low or b.high < a.low:
             apart.append(f"{name}, where p is {within(b)} instead of {within(a)}")
     blocks = counted(len(mine.ladder.blocks), "block")
     begin = f"On {mine.part} batches {_called(other)}"
+    if not apart and unknown:
+        return (
+            f"{begin} cannot be compared with {_called(mine)} in {unknown} of {blocks}, for want "
+            "of intervals, and differs in none of the others."
+        )
     if not apart:
         return (
             f"{begin} has the exponents of {_called(mine)} in all of {blocks}, within their "

@@ -87,6 +87,11 @@ class Summary:
     def __getitem__(self, method: str) -> MethodSummary:
         return next(summary for summary in self.methods if summary.method == method)
 
+    @property
+    def absent(self) -> int:
+        """Runs that may still have a result."""
+        return self.counts["missing"] + self.counts["interrupted"]
+
 
 def outcome(run: RunRecord) -> Status:
     """What became of a run: "finished" only with a result, else "diverged" in its place.
@@ -138,22 +143,25 @@ def summarize(plan: Plan, runs: Sequence[RunRecord], target: float | None = None
 
 
 def choose_target(plan: Plan, runs: Sequence[RunRecord]) -> Target | None:
-    """The middle one of the baselines' median final results; of two middle ones the worse.
+    """What the middle one of the baselines reaches in more than half of its runs.
 
-    So about half of the baselines reach it, however badly one of them does, and the one that
-    defines it reaches it in more than half of its finished runs. Without a baseline that finished,
-    the middle one of all methods; None if nothing finished.
+    By their medians, of two middle ones the worse. So about half of the baselines reach it, however
+    badly one of them does. Without a baseline that finished, the middle one of all methods; None if
+    nothing finished.
     """
-    middles = {m: _middle(plan, v.values()) for m, v in finals(runs).items() if v}
-    baselines = {m: v for m, v in middles.items() if plan.methods[m].family == "baseline"}
-    pool = baselines or middles
+    found = {m: list(v.values()) for m, v in finals(runs).items() if v}
+    baselines = {m: v for m, v in found.items() if plan.methods[m].family == "baseline"}
+    pool = baselines or found
     if not pool:
         return None
-    value = _middle(plan, pool.values())
-    label = next(plan.methods[m].label for m in pool if pool[m] == value)
+    medians = {m: median(v) for m, v in pool.items()}
+    middle = _middle(plan, medians.values())
+    method = next(m for m in pool if medians[m] == middle)
     kind = "baseline" if baselines else "method"
     rank = f"the middle one of {len(pool)} {kind}s" if len(pool) > 1 else f"the only {kind}"
-    return Target(value, f"the median of {label}, {rank}")
+    values = pool[method]
+    what = "the median" if len(values) % 2 else "the worse of two middle results"
+    return Target(_middle(plan, values), f"{what} of {plan.methods[method].label}, {rank}")
 
 
 def _middle(plan: Plan, values: Iterable[float]) -> float:
