@@ -56,13 +56,9 @@ class BufferGuard:
         self._odd: list[tuple[Tensor, Tensor]] = []
         for _, buffers in self._registered:
             for buffer in buffers.values():
-                if buffer is None:
+                if buffer is None or _is_expanded(buffer):
                     continue
-                if _is_sparse(buffer):
-                    self._odd.append((buffer.detach(), buffer.detach().clone()))
-                elif _is_expanded(buffer):
-                    continue
-                elif buffer.is_conj() or buffer.is_neg():  # of which torch copies no list
+                if _is_odd(buffer):
                     self._odd.append((buffer.detach(), buffer.detach().clone()))
                 else:
                     kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer.detach())
@@ -83,14 +79,20 @@ class BufferGuard:
             buffer.copy_(copy)
 
 
-def _is_sparse(buffer: Tensor) -> bool:
-    """Sparse or nested: without strides."""
-    return buffer.layout != torch.strided or buffer.is_nested
+def _is_odd(buffer: Tensor) -> bool:
+    """Sparse, nested, or a view that conjugates: torch copies no list of such."""
+    return not _has_strides(buffer) or buffer.is_conj() or buffer.is_neg()
+
+
+def _has_strides(buffer: Tensor) -> bool:
+    return buffer.layout == torch.strided and not buffer.is_nested
 
 
 def _is_expanded(buffer: Tensor) -> bool:
     """Whether entries share memory, so that nothing can write to the buffer in place."""
-    return any(s == 0 and n > 1 for s, n in zip(buffer.stride(), buffer.shape, strict=True))
+    return _has_strides(buffer) and any(
+        s == 0 and n > 1 for s, n in zip(buffer.stride(), buffer.shape, strict=True)
+    )
 
 
 def unscaled(grad: Tensor, scaler: Any) -> Tensor:

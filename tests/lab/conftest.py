@@ -27,7 +27,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """An empty folder to run commands in, with one thread and a wide terminal."""
+    """An empty folder to run commands in, without data, with one thread and a wide terminal."""
+    monkeypatch.setenv("ALICEOPT_DATA", str(tmp_path / "none"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)

@@ -16,14 +16,7 @@ from aliceopt.lab.records import read_plan, read_runs
 from cli_cases import aliceopt, quick, smoke
 from experiment_records import write_records
 
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    """A machine without data, in an empty folder, on one thread."""
-    monkeypatch.setenv("ALICEOPT_DATA", str(tmp_path / "none"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_one_name_runs_a_family(tmp_path):

@@ -14,12 +14,8 @@ import torch
 
 pytest.importorskip("rich")
 
-from typer.testing import CliRunner
-
-from aliceopt.cli import build
 from aliceopt.cli.landscape import _name
 from aliceopt.lab.data.splits import Arrays
-from aliceopt.lab.figures import style
 from aliceopt.lab.landscapes import batches_of, last_step, see
 from aliceopt.lab.network import Network, check_same, checkpoint_run, network_of, problem_run
 from aliceopt.lab.plan import PlanError
@@ -28,23 +24,7 @@ from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.report.landscape import tree_of
 from aliceopt.lab.results.landscape_table import within
 from aliceopt.landscape import Estimate
-
-PROBLEM = """
-import torch
-from torch import nn
-
-class Net(nn.Sequential):
-    def forward(self, x):
-        return self[1](nn.functional.relu(self[0](x)))
-
-def problem():
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(320, 8, generator=random)
-    y = (x[:, 0] * x[:, 1] > 0).long()
-    model = Net(nn.Linear(8, 128), nn.Linear(128, 2))
-    return {"model": model, "loss": nn.functional.cross_entropy, "train": (x[:256], y[:256]),
-            "validation": (x[256:], y[256:]), "metric": "accuracy", "batch_size": 32}
-"""
+from landscape_command_cases import PROBLEM, landscape, small_landscapes
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +36,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_preset():
-    """Fewer radii and points than the quick preset has, and small figures."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", Preset(3, 2, 2, 3, 3))
-        patch.setitem(style._LOOK, "savefig.dpi", 60)
+    with small_landscapes():
         yield
-
-
-def landscape(*args: object):
-    words = ["landscape", *map(str, args), "--device", "cpu"]
-    return CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
 
 
 @pytest.fixture(scope="module")
@@ -231,90 +203,6 @@ def test_a_folders_own_checkpoint_is_its_network_and_another_is_not(
         check_same(run, out, tmp_path / "other.pt")
 
 
-SMALLEST = ["--preset", "quick", "--batches", "training", "--precision", "float64"]
-
-
-def test_a_landscape_is_not_replaced_without_a_word(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Refused, by folder and flag, before anything is done; replaced as a whole once there is one.
-
-    What the new one has not goes, what is the user's stays, and the network is used again.
-    """
-    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
-    out = tmp_path / "out"
-    assert landscape(source, "--out", out, *SMALLEST).exit_code == 0
-    trained = out / "adamw/seed-0/checkpoint.pt"
-    figures = out / "figures"
-    figures.mkdir()
-    for path in (out / "along.jsonl", figures / "planes.png", figures / "planes.pdf"):
-        path.write_text("of the landscape before")
-    mine = [out / "notes.txt", figures / "own.png"]
-    for path in mine:
-        path.write_text("mine")
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    result = landscape(source, "--out", out, *SMALLEST, "--seed", 1)
-    assert result.exit_code == 2
-    assert f"{str(out)!r} already holds landscape.jsonl, along.jsonl, landscape.safete" in (
-        result.stderr
-    )
-    assert "--overwrite" in result.stderr
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    result = landscape(source, "--out", out, *SMALLEST, "--overwrite", "--blocks", "(weight|bias)")
-    assert result.exit_code == 0, result.output
-    (record,) = map(json.loads, (out / "landscape.jsonl").read_text().splitlines())
-    assert list(record["blocks"]) == ["weight", "bias"]
-    gone = {out / "along.jsonl", figures / "planes.png", figures / "planes.pdf"}
-    assert {path for path in out.rglob("*") if path.is_file()} == before.keys() - gone
-    assert all(path.read_bytes() == before[path] for path in (*mine, trained))
-
-
-def test_an_old_landscape_stays_until_there_is_a_new_one(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C while it is measured: everything is as it was."""
-    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
-    out = tmp_path / "out"
-    assert landscape(source, "--out", out, *SMALLEST).exit_code == 0
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-
-    def stopped(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("aliceopt.lab.landscapes.Instruments.climb", stopped)
-    assert landscape(source, "--out", out, *SMALLEST, "--overwrite").exit_code != 0
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-
-
-def test_overwriting_trains_anew_where_the_network_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other data, and ladders on the way; but not if the network's own weights are to be read."""
-    monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
-    file, out = tmp_path / "data.py", tmp_path / "out"
-    file.write_text(PROBLEM)
-    asked = [f"{file}:problem", "--out", out, *SMALLEST]
-    trained = out / "adamw/seed-0/checkpoint.pt"
-    assert landscape(*asked).exit_code == 0
-    before = trained.read_bytes()
-    file.write_text(PROBLEM.replace("> 0)", "> 0.5)"))
-    (out / "landscape.jsonl").rename(tmp_path / "kept.jsonl")
-    for name in ("landscape.safetensors", "report.html"):
-        (out / name).unlink()
-    refused = landscape(*asked)
-    assert refused.exit_code == 2
-    assert "holds another network: --overwrite begins anew" in refused.stderr
-    own = landscape(*asked, "--overwrite", "--checkpoint", trained)
-    assert own.exit_code == 2
-    assert "--overwrite would delete" in own.stderr
-    assert trained.read_bytes() == before
-    assert landscape(*asked, "--overwrite").exit_code == 0
-    assert trained.read_bytes() != before
-    assert not (out / "along.jsonl").exists()
-    assert landscape(*asked, "--every", 8, "--overwrite").exit_code == 0
-    assert len((out / "along.jsonl").read_text().splitlines()) == 2
-
-
 def test_checkpoints_of_different_runs_have_different_folders() -> None:
     """Methods and seeds have the same names everywhere."""
     names = {_name(f"runs/{run}/adamw/seed-0/checkpoint.pt") for run in ("a", "b")}
@@ -436,8 +324,7 @@ def test_bad_input_is_one_sentence(
     """And the numbers of before are still there."""
     out, _ = seen
     before = (out / "landscape.jsonl").read_bytes()
-    words = ["landscape", source, "--out", str(out), "--preset", "quick", "--overwrite", *options]
-    result = CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
+    result = landscape(source, "--out", out, "--preset", "quick", "--overwrite", *options)
     assert result.exit_code == 2
     assert message in result.output
     assert "as trained, training batches" not in result.output  # nothing was measured before
@@ -446,8 +333,7 @@ def test_bad_input_is_one_sentence(
 
 def test_a_network_has_one_set_of_weights(tmp_path: Path) -> None:
     """A checkpoint as the source and another beside it: neither is chosen silently."""
-    words = ["landscape", "one.pt", "--checkpoint", "two.pt", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
+    result = landscape("one.pt", "--checkpoint", "two.pt", "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "two checkpoints: 'one.pt' and --checkpoint two.pt" in result.stderr
 

@@ -14,14 +14,7 @@ from aliceopt.lab.records import Journal, read_plan, read_runs, write_plan
 from aliceopt.lab.typed import to_json
 from cli_cases import quick
 
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    """A machine without data, in an empty folder, on one thread."""
-    monkeypatch.setenv("ALICEOPT_DATA", str(tmp_path / "none"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_a_folder_with_records_is_not_written_to_without_a_word(tmp_path):

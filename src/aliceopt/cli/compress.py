@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aliceopt.cli import options
-from aliceopt.cli.folders import check_not_both, clear_network, delete
+from aliceopt.cli.folders import check_not_both, clear_networks, delete
 from aliceopt.cli.lab import seeds_of, split_names
 from aliceopt.cli.refusal import say, told
 
@@ -162,8 +162,7 @@ def _check_old(
     records.check_alike(folder, runs[0], but=[run.seed for run in others])
     for run in others:
         check_new(run, checkpoint)
-    for run in others:
-        clear_network(folder, run, checkpoint)
+    clear_networks([(folder, run) for run in others], checkpoint)
     if others and not records.read_folder(folder):  # none is left that they were made of
         delete(folder.glob("pruned-*.pt"))
     asked_for = partial(records.asked_for, ask)

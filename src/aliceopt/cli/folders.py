@@ -129,22 +129,21 @@ def _places(folder: Path, named: Iterable[tuple[Any, Any]]) -> list[Path]:
     return found
 
 
-def clear_network(folder: Path, run: Run, used: Path | None) -> None:
-    """Delete the network that a folder has for a run, and what was made of it.
+def clear_networks(there: Iterable[tuple[Path, Run]], used: Path | None) -> None:
+    """Delete the networks that folders have for runs, and what was made of them.
 
-    Not if the weights to be ``used`` now are that network's.
+    None if the weights to be ``used`` now are one of theirs.
     """
-    from aliceopt.lab.network import JOURNAL, weights_of
+    from aliceopt.lab.network import JOURNAL
 
-    place = run_folder(folder, run.method, run.seed)
-    if used is not None:
-        weights_of(used)  # nothing goes for what cannot be read
-        if used.resolve() == (place / "checkpoint.pt").resolve():
-            raise RecordError(
-                f"--overwrite would delete {str(used)!r}, which is to be read: choose another --out"
-            )
-    _clear_run(place)
-    delete([place / "network.json", place / JOURNAL])
+    places = [run_folder(folder, run.method, run.seed) for folder, run in there]
+    if used is not None and used.resolve() in [(p / "checkpoint.pt").resolve() for p in places]:
+        raise RecordError(
+            f"--overwrite would delete {str(used)!r}, which is to be read: choose another --out"
+        )
+    for place in places:
+        _clear_run(place)
+        delete([place / "network.json", place / JOURNAL])
 
 
 def clear_retuned(plan: Plan, folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aliceopt.cli import options
-from aliceopt.cli.folders import clear_network, delete
+from aliceopt.cli.folders import clear_networks, delete
 from aliceopt.cli.refusal import say, told
 
 if TYPE_CHECKING:
@@ -175,8 +175,7 @@ def _check_old(
                 raise
             check_new(one, weights)
             others.append((place, one))
-    for place, one in others:
-        clear_network(place, one, checkpoint)
+    clear_networks(others, checkpoint)
 
 
 def _twin_folder(folder: Path, trained: Run) -> Path:

@@ -143,7 +143,7 @@ def test_a_tie_that_hides_a_large_difference_says_how_to_go_on() -> None:
         other = tuple(0.501 * (1 - spread * e) for e in noise)
         values = {"adamw": mine, "alice-glass-full": other}
         text = decided(plan, constant(plan, values))
-        assert ("not told apart: up to" if hinted else "no difference larger than") in text
+        assert ("not told apart, up to" if hinted else "no difference larger than") in text
         assert text.endswith("`--seeds 10 --resume` may tell.") == hinted
 
 

@@ -99,7 +99,7 @@ def _picked(plan: Plan, comparisons: Sequence[Comparison]) -> str:
     methods = 1 + sum(c.question == "best" for c in comparisons)
     have = "has" if len(names) == 1 else "have"
     said = f"These intervals allow for the best having been picked from {methods} methods"
-    return f"{said}; for its own sake, {', '.join(names)} {have} another." if names else ""
+    return f"{said}; for its own sake, {'; '.join(names)} {have} another." if names else ""
 
 
 def _span(values: Sequence[str]) -> str:

@@ -287,7 +287,7 @@ def difference(c: Comparison, summary: Summary) -> str:
 def missed(unseen: Sequence[Comparison], summary: Summary) -> str:
     """The largest difference that comparisons without a visible one leave possible.
 
-    One of: ``no difference larger than 0.5 points``; ``equal``; ``not told apart: up to 40% in loss
+    One of: ``no difference larger than 0.5 points``; ``equal``; ``not told apart, up to 40% in loss
     either way``, where ratios reach far; or that the seeds are too few.
     """
     if all(c.gain == 0 and not c.high for c in unseen):
@@ -297,7 +297,7 @@ def missed(unseen: Sequence[Comparison], summary: Summary) -> str:
     reach = max(abs(end) for c in unseen for end in c.ends)
     scale = unseen[0].scale
     if scale.ratio and reach > WIDE:
-        return f"not told apart: up to {scale.size(reach)} either way"
+        return f"not told apart, up to {scale.size(reach)} either way"
     return f"no difference larger than {scale.size(reach)}"
 
 
