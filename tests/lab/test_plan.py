@@ -199,7 +199,7 @@ def test_the_sizes_that_are_asked_whether_they_pay():
         "pays-gpt": [1000, 4000],
         "pays-resnet18": [5000, 15_000],
         "pays-small-gpt": [500, 2000],
-        "pays-vit": [20 * 390, 60 * 390],
+        "pays-vit": [20 * 97, 60 * 390],
     }
     gpt = settings_of("pays-gpt", "lab")
     assert (gpt["model"]["layers"], gpt["model"]["width"]) == (6, 384)
