@@ -9,6 +9,7 @@ from torch import nn
 from aliceopt.lab import models
 from aliceopt.lab.captured import GraphStep
 from aliceopt.lab.methods import make_method
+from aliceopt.lab.muon import MatrixMuon
 from aliceopt.lab.precision import autocast, lay_out_
 
 pytestmark = [
@@ -46,8 +47,9 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         (lambda params: torch.optim.AdamW(params, lr=0.1, fused=True), {}),
         (lambda params: torch.optim.NAdam(params, lr=0.1, weight_decay=0.1), {"mu_product": 1.0}),
         (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True), {}),
+        (lambda params: MatrixMuon([p for p in params if p.dim() > 1], lr=0.1), {}),
     ],
-    ids=["adamw", "nadam", "sgd"],
+    ids=["adamw", "nadam", "sgd", "muon"],
 )
 def test_capturing_trains_nothing(make, momenta):
     """Weights, buffers and random state are as before, and the states as before a first step."""
@@ -62,7 +64,8 @@ def test_capturing_trains_nothing(make, momenta):
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
-    for param in model.parameters():
+    assert optimizer.state
+    for param in optimizer.state:
         for name, value in optimizer.state[param].items():
             assert torch.all(value == momenta.get(name, 0.0)), name
 

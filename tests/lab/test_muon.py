@@ -8,7 +8,7 @@ from torch import nn
 
 from aliceopt.lab import models
 from aliceopt.lab.methods import make_method
-from aliceopt.lab.muon import matrices_of
+from aliceopt.lab.muon import MatrixMuon, matrices_of
 from method_cases import assert_same, batches, drive, network
 
 
@@ -28,8 +28,8 @@ def test_muon_takes_the_matrices_and_adamw_the_rest():
     mine = Words()
     theirs = copy.deepcopy(mine)
     method = make_method("muon", mine, {"lr": 0.02, "adam_lr": 1e-2}, seed=0)
-    taken = {id(p) for group in method.optimizers[0].param_groups for p in group["params"]}
-    assert taken == {id(mine.first.weight), id(mine.last.weight)}
+    taken = [id(p) for p in method.optimizers[0].weights]
+    assert taken == [id(mine.first.weight), id(mine.last.weight)]
     data = batches(5)
     drive(method, data)
     muon = torch.optim.Muon([theirs.first.weight, theirs.last.weight], lr=0.02)
@@ -77,6 +77,40 @@ def test_muon_takes_a_kernel_as_the_matrix_of_its_rows(layout):
         muon.step()
     # Newton-Schulz runs in bfloat16, whose sums depend on the order of the columns.
     torch.testing.assert_close(kernel.weight.flatten(1), matrix, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("made", [float, torch.tensor])
+def test_muons_rate_may_be_a_tensor_that_changes(made):
+    """As torch's Muon steps, with decay, at falling rates; without a gradient it stays."""
+    mine, theirs = network(), network()
+    matrices = [p for p in mine.parameters() if p.dim() == 2]
+    muon = MatrixMuon(matrices, lr=made(0.0), weight_decay=0.3)
+    usual = torch.optim.Muon([p for p in theirs.parameters() if p.dim() == 2], weight_decay=0.3)
+    rates = [0.05, 0.02, 0.0, 0.01]
+    for rate, (x, y) in zip(rates, batches(4), strict=True):
+        muon.param_groups[0]["lr"] = made(rate)
+        usual.param_groups[0]["lr"] = rate
+        for model, optimizer in ((mine, muon), (theirs, usual)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        assert_same(mine, theirs)
+    muon.zero_grad()
+    before = [p.clone() for p in matrices]
+    muon.step()
+    assert all(map(torch.equal, before, matrices))
+
+
+def test_muon_goes_on_from_its_state():
+    """A run that is taken up again after two of four steps ends where one without a break does."""
+    data = batches(4)
+    whole, first = (make_method("muon", network(), {"lr": 0.02}, seed=0) for _ in range(2))
+    drive(whole, data)
+    drive(first, data[:2])
+    second = make_method("muon", copy.deepcopy(first.model), {"lr": 0.02}, seed=0)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    drive(second, data[2:])
+    assert_same(whole.model, second.model)
 
 
 def test_muon_leaves_first_and_last_layers_to_adamw():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
+from aliceopt.lab.muon import MatrixMuon
 from aliceopt.probe import BufferGuard
 
 _WARM_UPS = 3  # cuDNN and cuBLAS choose and allocate in the first calls, which a capture must not
@@ -19,7 +20,7 @@ def is_capturable(optimizer: Optimizer) -> bool:
     """Whether a graph can hold its update: all it reads is, or can be made, a device's tensor."""
     # The first step does not dampen, which a graph cannot know.
     dampened = any(group.get("dampening") for group in optimizer.param_groups)
-    return type(optimizer) in (Adam, AdamW, NAdam, SGD) and not dampened
+    return type(optimizer) in (Adam, AdamW, NAdam, SGD, MatrixMuon) and not dampened
 
 
 class GraphStep:

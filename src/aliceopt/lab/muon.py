@@ -1,4 +1,4 @@
-"""Muon as the lab uses it: which parameters it takes, and convolution kernels as matrices."""
+"""Muon as the lab uses it: which parameters it takes, kernels as matrices, and in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def muon_and_adamw(model: nn.Module, options: dict[str, Any]) -> list[Optimizer]
         )
     mine = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in mine]
-    muon = (KernelMuon if kernels else Muon)(matrices, **options)
+    muon = MatrixMuon(matrices, **options)
     return [muon, AdamW(others, fused=True, **adam)] if others else [muon]
 
 
@@ -53,32 +53,50 @@ def matrices_of(model: nn.Module, *, kernels: bool = False) -> list[nn.Parameter
     ]
 
 
-class KernelMuon(Muon):
-    """torch's Muon, which takes matrices alone, for kernels: [o, i, h, w] as [o, i h w].
+class MatrixMuon(Muon):
+    """torch's Muon, for kernels too, and with a rate that a CUDA graph can read.
 
-    Its parameters are views of the kernels, so their columns stand in the order of memory, whether
-    that is channels last or not; the orthogonal factor of a matrix does not depend on it.
+    A kernel [o, i, h, w] counts as [o, i h w], its columns in the order of memory, whether that is
+    channels last or not: the orthogonal factor of a matrix does not depend on it. torch's Muon
+    reads its rate on the host. So it trains matrices of zeros here, at rate 1 and without decay;
+    the weights take what it made of those, at the rate::
+
+        w <- (1 - lr weight_decay) w + lr step
     """
 
-    def __init__(self, kernels: Iterable[nn.Parameter], **options: Any):
-        self._kernels = list(kernels)
-        views = [nn.Parameter(_matrix(p.detach(), like=p)) for p in self._kernels]
-        super().__init__(views, **options)
+    def __init__(self, weights: Iterable[nn.Parameter], **options: Any):
+        self.weights = list(weights)
+        self._matrices = [_matrix(weight.detach(), like=weight) for weight in self.weights]
+        super().__init__([nn.Parameter(torch.zeros_like(m)) for m in self._matrices], **options)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """A step from the kernels' gradients; one without a gradient stays."""
-        views = [p for group in self.param_groups for p in group["params"]]
-        for view, kernel in zip(views, self._kernels, strict=True):
-            view.grad = None if kernel.grad is None else _matrix(kernel.grad, like=kernel)
-        return super().step(closure)  # type: ignore[no-untyped-call]
+        """A step from the weights' gradients; one without a gradient stays."""
+        (group,) = self.param_groups
+        pairs = list(zip(group["params"], self._matrices, strict=True))
+        for (step, _), weight in zip(pairs, self.weights, strict=True):
+            step.grad = None if weight.grad is None else _matrix(weight.grad, like=weight)
+        rate, decay = group["lr"], group["weight_decay"]
+        group.update(lr=1.0, weight_decay=0.0)
+        try:
+            loss = super().step(closure)  # type: ignore[no-untyped-call]
+        finally:
+            group.update(lr=rate, weight_decay=decay)
+        pairs = [(step, matrix) for step, matrix in pairs if step.grad is not None]
+        if pairs:
+            steps, matrices = zip(*pairs, strict=True)
+            torch._foreach_mul_(matrices, 1 - rate * decay)
+            torch._foreach_mul_(steps, rate)
+            torch._foreach_add_(matrices, steps)
+            torch._foreach_zero_(steps)
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of the kernels; those of the views are made at every step."""
-        for kernel in self._kernels:
-            kernel.grad = None
+        """Forget the gradients of the weights; those of the steps are made at every step."""
+        for weight in self.weights:
+            weight.grad = None
 
 
-def _matrix(kernel: Tensor, *, like: Tensor) -> Tensor:
-    """A kernel as a matrix, of ``like`` without a copy."""
-    return (kernel if like.is_contiguous() else kernel.permute(0, 2, 3, 1)).flatten(1)
+def _matrix(weight: Tensor, *, like: Tensor) -> Tensor:
+    """A weight as a matrix, of ``like`` without a copy."""
+    return (weight if like.is_contiguous() else weight.permute(0, 2, 3, 1)).flatten(1)
