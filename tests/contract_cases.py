@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -97,15 +99,16 @@ def loss_of(model: nn.Module, index: int) -> Tensor:
     return nn.functional.mse_loss(model(x), y)
 
 
+def backward(model: nn.Module, index: int) -> Tensor:
+    """Forward and backward on batch ``index``; the loss still holds its graph."""
+    loss = loss_of(model, index)
+    loss.backward()
+    return loss
+
+
 def closure_for(model: nn.Module, index: int) -> Callable[[], Tensor]:
-    """Forward and backward on batch ``index``."""
-
-    def closure() -> Tensor:
-        loss = loss_of(model, index)
-        loss.backward()
-        return loss.detach()
-
-    return closure
+    """Forward and backward on batch ``index``, to the detached loss."""
+    return lambda: backward(model, index).detach()
 
 
 def train(model: nn.Module, optimizer: Alice, first: int, last: int) -> None:
@@ -117,7 +120,15 @@ def train(model: nn.Module, optimizer: Alice, first: int, last: int) -> None:
 def run_loop(model: nn.Module, optimizer: Alice, index: int) -> None:
     """The evaluations of one step, without the step."""
     for _ in optimizer.evaluations():
-        loss_of(model, index).backward()
+        backward(model, index)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Every warning within is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 def values(source: nn.Module | Iterable[Tensor]) -> list[Tensor]:
