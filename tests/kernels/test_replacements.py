@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,74 +18,103 @@ pytestmark = needs_compiler
 bits = pytest.mark.usefixtures("exact_roots")
 
 
-def replacements() -> list[Callable[[Alice, nn.Parameter], None]]:
-    """What users and their tools do to a parameter or its state between two steps."""
+# ---- what users and their tools do to a parameter or its state between two steps ---------------
 
-    def storage(optimizer: Alice, param: nn.Parameter) -> None:
-        param.data = param.data.clone() + 1
 
-    def entry(optimizer: Alice, param: nn.Parameter) -> None:
-        optimizer.state[param]["hess"] = optimizer.state[param]["hess"] * 2
+def storage(optimizer: Alice, param: nn.Parameter) -> None:
+    param.data = param.data.clone() + 1
 
-    def entry_laid_out_otherwise(optimizer: Alice, param: nn.Parameter) -> None:
-        center = optimizer.state[param]["probe_center"]
-        optimizer.state[param]["probe_center"] = center.t().contiguous().t()
 
-    def state(optimizer: Alice, param: nn.Parameter) -> None:
-        optimizer.state[param] = copy.deepcopy(optimizer.state[param])
+def entry(optimizer: Alice, param: nn.Parameter) -> None:
+    optimizer.state[param]["hess"] = optimizer.state[param]["hess"] * 2
 
-    def no_state(optimizer: Alice, param: nn.Parameter) -> None:
-        del optimizer.state[param]
 
-    def layout(optimizer: Alice, param: nn.Parameter) -> None:
-        param.data = param.data.t().contiguous().t()
+def entry_laid_out_otherwise(optimizer: Alice, param: nn.Parameter) -> None:
+    center = optimizer.state[param]["probe_center"]
+    optimizer.state[param]["probe_center"] = center.t().contiguous().t()
 
-    def gaps(optimizer: Alice, param: nn.Parameter) -> None:
-        param.data = torch.stack([param.data, param.data], -1)[..., 0]
 
-    def turned_in_place(optimizer: Alice, param: nn.Parameter) -> None:
-        param.data = param.data.t()
+def state(optimizer: Alice, param: nn.Parameter) -> None:
+    optimizer.state[param] = copy.deepcopy(optimizer.state[param])
 
-    def memory_given_back(optimizer: Alice, param: nn.Parameter) -> None:
-        values, param.data = param.data.clone(), torch.empty(0)
-        param.data = torch.empty_strided((40, 40), (1, 40), dtype=values.dtype).copy_(values)
 
-    def no_term(optimizer: Alice, param: nn.Parameter) -> None:
-        del optimizer.state[param]["hess"]
+def no_state(optimizer: Alice, param: nn.Parameter) -> None:
+    del optimizer.state[param]
 
-    def nothing_left(optimizer: Alice, param: nn.Parameter) -> None:
-        optimizer.state[param].clear()
 
-    def other_memory(optimizer: Alice, param: nn.Parameter) -> None:
-        for tensor in optimizer.state[param].values():
-            tensor.data = tensor.data.clone()
+def layout(optimizer: Alice, param: nn.Parameter) -> None:
+    param.data = param.data.t().contiguous().t()
 
-    def other_memory_laid_out_otherwise(optimizer: Alice, param: nn.Parameter) -> None:
-        for name in ("grad_avg", "hess", "probe_center"):
-            tensor = optimizer.state[param][name]
-            tensor.data = tensor.data.t().contiguous().t()
 
-    def exchanged(optimizer: Alice, param: nn.Parameter) -> None:
-        other = optimizer.param_groups[0]["params"][0]
-        mine, theirs = optimizer.state.pop(param), optimizer.state.pop(other)
-        optimizer.state[other], optimizer.state[param] = mine, theirs
+def gaps(optimizer: Alice, param: nn.Parameter) -> None:
+    param.data = torch.stack([param.data, param.data], -1)[..., 0]
 
-    def checkpoint(optimizer: Alice, param: nn.Parameter) -> None:
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
-    def edited(optimizer: Alice, param: nn.Parameter) -> None:
-        with torch.no_grad():
-            param.mul_(1.5)
+def turned_in_place(optimizer: Alice, param: nn.Parameter) -> None:
+    param.data = param.data.t()
 
-    changes = [storage, entry, entry_laid_out_otherwise, state, no_state, layout, gaps]
-    changes += [turned_in_place, memory_given_back, checkpoint, edited, layout, storage]
-    changes += [no_term, nothing_left, other_memory, other_memory_laid_out_otherwise, exchanged]
-    return changes
+
+def memory_given_back(optimizer: Alice, param: nn.Parameter) -> None:
+    values, param.data = param.data.clone(), torch.empty(0)
+    param.data = torch.empty_strided((40, 40), (1, 40), dtype=values.dtype).copy_(values)
+
+
+def no_term(optimizer: Alice, param: nn.Parameter) -> None:
+    del optimizer.state[param]["hess"]
+
+
+def nothing_left(optimizer: Alice, param: nn.Parameter) -> None:
+    optimizer.state[param].clear()
+
+
+def other_memory(optimizer: Alice, param: nn.Parameter) -> None:
+    for tensor in optimizer.state[param].values():
+        tensor.data = tensor.data.clone()
+
+
+def other_memory_laid_out_otherwise(optimizer: Alice, param: nn.Parameter) -> None:
+    for name in ("grad_avg", "hess", "probe_center"):
+        tensor = optimizer.state[param][name]
+        tensor.data = tensor.data.t().contiguous().t()
+
+
+def exchanged(optimizer: Alice, param: nn.Parameter) -> None:
+    other = optimizer.param_groups[0]["params"][0]
+    mine, theirs = optimizer.state.pop(param), optimizer.state.pop(other)
+    optimizer.state[other], optimizer.state[param] = mine, theirs
+
+
+def checkpoint(optimizer: Alice, param: nn.Parameter) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def edited(optimizer: Alice, param: nn.Parameter) -> None:
+    with torch.no_grad():
+        param.mul_(1.5)
+
+
+def center_and_more(optimizer: Alice, param: nn.Parameter) -> None:
+    optimizer.state[param]["probe_center"] = torch.ones_like(param, dtype=torch.float32)
+    optimizer.state[param]["mine"] = torch.zeros(())
+
+
+REPLACEMENTS = [
+    storage, entry, entry_laid_out_otherwise, state, no_state, layout, gaps,
+    turned_in_place, memory_given_back, checkpoint, edited, layout, storage,
+    no_term, nothing_left, other_memory, other_memory_laid_out_otherwise, exchanged,
+]  # fmt: skip
+
+WHILE_AWAY = [change for change in REPLACEMENTS if change.__name__ in (
+    "entry", "entry_laid_out_otherwise", "state", "no_state", "no_term", "nothing_left",
+    "other_memory", "other_memory_laid_out_otherwise", "exchanged", "checkpoint", "layout",
+)]  # fmt: skip
+
+# ---- which is found ----------------------------------------------------------------------------
 
 
 @bits
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("change", [None, *replacements()], ids=lambda c: getattr(c, "__name__", c))
+@pytest.mark.parametrize("change", [None, *REPLACEMENTS], ids=lambda c: getattr(c, "__name__", c))
 def test_what_is_replaced_between_steps_is_found(dtype: torch.dtype, change: Any) -> None:
     """Storage, entries of a state, whole states, memory layouts, checkpoints; None: all in turn."""
 
@@ -96,7 +124,7 @@ def test_what_is_replaced_between_steps_is_found(dtype: torch.dtype, change: Any
         optimizer = paper_alice(params, lr=1e-2, quick_steps=1, implementation=name)
         optimizer.step(quadratic(params))
         found = []
-        for each in [change] if change else replacements():
+        for each in [change] if change else REPLACEMENTS:
             each(optimizer, params[1])
             for _ in range(3):
                 optimizer.step(quadratic(params))
@@ -124,17 +152,6 @@ def test_what_is_replaced_between_a_loop_and_its_step_is_found() -> None:
         return everything(optimizer)
 
     assert_same(drive)
-
-
-def center_and_more(optimizer: Alice, param: nn.Parameter) -> None:
-    optimizer.state[param]["probe_center"] = torch.ones_like(param, dtype=torch.float32)
-    optimizer.state[param]["mine"] = torch.zeros(())
-
-
-WHILE_AWAY = [change for change in replacements() if change.__name__ in (
-    "entry", "entry_laid_out_otherwise", "state", "no_state", "no_term", "nothing_left",
-    "other_memory", "other_memory_laid_out_otherwise", "exchanged", "checkpoint", "layout",
-)]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
 
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear_networks, delete
 from aliceopt.cli.lab import seeds_of, split_names
 from aliceopt.cli.refusal import say, told
-
-if TYPE_CHECKING:
-    from aliceopt.lab.compression import Ask
-    from aliceopt.lab.spec import Run
+from aliceopt.lab import carry_out
+from aliceopt.lab import compression_records as records
+from aliceopt.lab.compressing import compress_network
+from aliceopt.lab.compression import ROWS, Ask
+from aliceopt.lab.lock import locked
+from aliceopt.lab.network import (
+    check_new,
+    check_same,
+    network_of,
+    problem_name,
+    problem_run,
+    twin_run,
+)
+from aliceopt.lab.plan import EXPERIMENTS, PlanError, checked_seeds
+from aliceopt.lab.results.compression_table import asked_tables, print_tables
+from aliceopt.lab.spec import Run
+from aliceopt.lab.stopping import terms_as_interrupts
+from aliceopt.lab.terminal import stdout_console
 
 SHARES = "0.5,0.7,0.8,0.9"
 
@@ -86,17 +101,8 @@ def compress(
     the next time, whatever is asked then. Ends with a table of validation losses, a decision, a
     report and, for every sparsity, the pruned network whose loss is lowest.
     """
-    from aliceopt.lab import carry_out
-    from aliceopt.lab.compression import ROWS, Ask
-    from aliceopt.lab.compression_records import read_folder
-    from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import problem_name, problem_run, twin_run
-    from aliceopt.lab.plan import EXPERIMENTS, checked_seeds
-
     with told():
         from aliceopt.lab.report.compression import write_compression_report
-        from aliceopt.lab.results.compression_table import asked_tables, print_tables
-        from aliceopt.lab.terminal import stdout_console
 
         shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
         chosen = tuple(split_names(criteria) or ROWS)
@@ -115,7 +121,7 @@ def compress(
                 runs = [twin_run(run, twin) for run in runs]
             _check_old(folder, runs, checkpoint, ask, resume, overwrite)
             finished = _carry_out(folder, runs, place, checkpoint, (name, scale), ask)
-            lines = read_folder(folder)
+            lines = records.read_folder(folder)
             print_tables(asked_tables(lines, ask), stdout_console())
             if lines:
                 say(f"report: {write_compression_report(folder, carry_out.command())}")
@@ -145,10 +151,6 @@ def _check_old(
 
     So is a network that is another one, with all that was made of it.
     """
-    from aliceopt.lab import compression_records as records
-    from aliceopt.lab.network import check_new, check_same
-    from aliceopt.lab.plan import PlanError
-
     if overwrite:
         check_not_both(resume)
     others = []
@@ -186,12 +188,6 @@ def _carry_out(
     ask: Ask,
 ) -> bool:
     """Make what is missing, seed by seed; False if it was interrupted."""
-    import torch
-
-    from aliceopt.lab.compressing import compress_network
-    from aliceopt.lab.network import network_of
-    from aliceopt.lab.stopping import terms_as_interrupts
-
     try:
         with terms_as_interrupts():
             for run in runs:

@@ -6,20 +6,42 @@ import itertools
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from aliceopt.cli import options
 from aliceopt.cli.folders import clear_networks, delete
 from aliceopt.cli.refusal import say, told
-
-if TYPE_CHECKING:
-    import torch
-
-    from aliceopt.lab.along import Along
-    from aliceopt.lab.landscapes import View
-    from aliceopt.lab.network import Network
-    from aliceopt.lab.presets import Asked, Cost
-    from aliceopt.lab.spec import Run
+from aliceopt.lab import carry_out
+from aliceopt.lab.along import Along
+from aliceopt.lab.clock import now
+from aliceopt.lab.landscapes import View, see
+from aliceopt.lab.lock import locked
+from aliceopt.lab.network import (
+    Network,
+    check_activation,
+    check_new,
+    check_same,
+    checkpoint_run,
+    network_of,
+    problem_name,
+    problem_run,
+    twin_run,
+    weights_of,
+)
+from aliceopt.lab.plan import EXPERIMENTS, PlanError
+from aliceopt.lab.precision import in_words
+from aliceopt.lab.presets import PARTS, PRESETS, Asked, Cost, cost_of
+from aliceopt.lab.provenance import versions
+from aliceopt.lab.results import landscape_table as tables
+from aliceopt.lab.results.landscape_reading import reading, reading_along
+from aliceopt.lab.spec import LabProblem, Run
+from aliceopt.lab.terminal import stdout_console
+from aliceopt.lab.words import counted, meant, settings_in_words
+from aliceopt.lab.writing import replacing, write_tensors
+from aliceopt.landscape.twins import check_swapped
 
 
 def landscape(
@@ -53,16 +75,6 @@ def landscape(
     weights are given, and kept in the folder for the next time. A landscape that is there already
     is replaced with --overwrite only.
     """
-    import torch
-
-    from aliceopt.lab import carry_out
-    from aliceopt.lab.along import Along
-    from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import checkpoint_run, problem_run, twin_run, weights_of
-    from aliceopt.lab.plan import EXPERIMENTS
-    from aliceopt.lab.presets import PARTS, PRESETS, Asked, cost_of
-    from aliceopt.lab.terminal import stdout_console
-
     folder = Path("runs") / f"landscape-{_name(source)}" if out is None else out
     with told(), locked(folder):
         _check(preset, batches, twin, train_twin)
@@ -80,40 +92,19 @@ def landscape(
             between=None if between is None else weights_of(between),
         )
         place = torch.device(carry_out.devices(device)[0])
-        if source is not None and source.endswith(".pt"):
-            if checkpoint is not None:
-                raise ValueError(f"two checkpoints: {source!r} and --checkpoint {checkpoint}")
-            checkpoint = Path(source)
-            run = checkpoint_run(checkpoint)
-        else:
-            if source in EXPERIMENTS:
-                data = carry_out.data_root(source, scale, data, folder)
-            run = problem_run(source, seed, scale=scale, data=data, method=method)
-        along = None
-        if every is not None:
-            if checkpoint is not None:
-                raise ValueError(
-                    "--every looks on while a network trains: give a problem, no checkpoint"
-                )
-            along = Along(run, asked, every, folder, place, tell=say)
+        run, checkpoint = _origin(source, checkpoint, every, seed, scale, data, method, folder)
+        along = None if every is None else Along(run, asked, every, folder, place, tell=say)
         other = twin_run(run, twin) if train_twin and twin is not None else None
         _check_old(folder, run, other, checkpoint, along, overwrite)
-        count = 1 + (twin is not None) + train_twin
-        cost = cost_of(asked, count)
-        _announce(preset, asked, count, cost, along)
+        _announce(preset, asked, 1 + (twin is not None) + train_twin, along)
         networks = _networks(run, other, folder, place, checkpoint, twin, along)
         lines = [] if along is None else along.lines()
         del along  # it has a network of its own
-        if place.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(place)  # of the training
-        console = stdout_console()
-        views = _seen(networks, asked, cost, console, place)
-        _tell(views, lines, folder, console, _facts(source, run, asked, views, lines, place))
+        views = _seen(networks, asked, place)
+        _tell(views, lines, folder, _facts(source, run, asked, views, lines, place))
 
 
 def _name(source: str | None) -> str:
-    from aliceopt.lab.network import problem_name
-
     if source is not None and source.endswith(".pt"):
         return "-".join(Path(source).resolve().parts[-4:-1])
     return problem_name(source)
@@ -121,10 +112,6 @@ def _name(source: str | None) -> str:
 
 def _check(preset: str, batches: str, twin: str | None, train_twin: bool) -> None:
     """Refuse what cannot be measured, before a network is trained for it."""
-    from aliceopt.lab.network import check_activation
-    from aliceopt.lab.presets import PARTS, PRESETS
-    from aliceopt.lab.words import meant
-
     if preset not in PRESETS:
         raise ValueError(f"--preset {preset!r} is no preset{meant(preset, PRESETS)}")
     if batches not in ("both", *PARTS):
@@ -133,6 +120,31 @@ def _check(preset: str, batches: str, twin: str | None, train_twin: bool) -> Non
         raise ValueError("--train-twin needs --twin, the activation to train with")
     if twin is not None:
         check_activation(twin)
+
+
+def _origin(
+    source: str | None,
+    checkpoint: Path | None,
+    every: float | None,
+    seed: int,
+    scale: str,
+    data: Path | None,
+    method: str,
+    folder: Path,
+) -> tuple[Run, Path | None]:
+    """Where the network comes from: how it is trained, or was, and weights to read instead."""
+    if source is not None and source.endswith(".pt"):
+        if checkpoint is not None:
+            raise ValueError(f"two checkpoints: {source!r} and --checkpoint {checkpoint}")
+        checkpoint = Path(source)
+        run = checkpoint_run(checkpoint)
+    else:
+        if source in EXPERIMENTS:
+            data = carry_out.data_root(source, scale, data, folder)
+        run = problem_run(source, seed, scale=scale, data=data, method=method)
+    if every is not None and checkpoint is not None:
+        raise ValueError("--every looks on while a network trains: give a problem, no checkpoint")
+    return run, checkpoint
 
 
 RESULTS = ("landscape.jsonl", "along.jsonl", "landscape.safetensors", "report.html")
@@ -153,9 +165,6 @@ def _check_old(
     The old landscape goes once there is a new one, a network only if it is another than ``run`` or,
     beside it, the trained twin ``other``.
     """
-    from aliceopt.lab.network import check_new, check_same
-    from aliceopt.lab.plan import PlanError
-
     there = [name for name in RESULTS if (folder / name).exists()]
     if there and not overwrite:
         raise ValueError(
@@ -182,13 +191,11 @@ def _twin_folder(folder: Path, trained: Run) -> Path:
     return folder / f"twin-{trained.problem.twin}"
 
 
-def _announce(preset: str, asked: Asked, count: int, cost: Cost, along: Along | None) -> None:
-    from aliceopt.lab.words import counted
-
+def _announce(preset: str, asked: Asked, count: int, along: Along | None) -> None:
     radii, directions, batches, *_ = asked.preset
     each = f"{radii} radii, {directions} directions, {counted(batches, 'batch', 'batches')}"
     say(
-        f"{preset}: {cost.in_words()} at most, for {counted(count, 'network')} on "
+        f"{preset}: {cost_of(asked, count).in_words()} at most, for {counted(count, 'network')} on "
         f"{' and '.join(asked.parts)} batches ({each} of each kind)"
     )
     if along is not None:
@@ -205,9 +212,6 @@ def _networks(
     twin: str | None,
     along: Along | None,
 ) -> dict[str, Network]:
-    from aliceopt.lab.network import network_of
-    from aliceopt.landscape.twins import check_swapped
-
     networks = {"as trained": network_of(run, folder, place, checkpoint, watch=along)}
     if twin is not None:
         swapped = network_of(run, folder, place, checkpoint, twin)
@@ -218,14 +222,7 @@ def _networks(
     return networks
 
 
-def _seen(
-    networks: dict[str, Network], asked: Asked, cost: Cost, console: Any, place: torch.device
-) -> list[View]:
-    import torch
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from aliceopt.lab.landscapes import see
-
+def _seen(networks: dict[str, Network], asked: Asked, place: torch.device) -> list[View]:
     def peak() -> float:
         """Of the device's memory so far, in GB; 0 for a CPU."""
         return torch.cuda.max_memory_allocated(place) / 1e9 if place.type == "cuda" else 0.0
@@ -239,11 +236,14 @@ def _seen(
     )
     views: list[View] = []
     peaks: list[float] = []
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)  # of the training
+    console = stdout_console()
     begun = time.perf_counter()
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bars:
-        task = bars.add_task("", total=cost.evaluations)
+        task = bars.add_task("", total=cost_of(asked, len(networks)).evaluations)
 
         def tick(instrument: str, *, gradient: bool) -> None:
             bars.update(task, advance=1, description=instrument)
@@ -269,14 +269,6 @@ def _facts(
     place: torch.device,
 ) -> dict[str, str]:
     """How it was measured, for the report."""
-    from aliceopt.lab.carry_out import command
-    from aliceopt.lab.clock import now
-    from aliceopt.lab.precision import in_words
-    from aliceopt.lab.presets import Cost
-    from aliceopt.lab.provenance import versions
-    from aliceopt.lab.spec import LabProblem
-    from aliceopt.lab.words import counted, settings_in_words
-
     first = views[0]
     model = run.problem.model if isinstance(run.problem, LabProblem) else {}
     taken = Cost(*map(sum, zip(*(view.cost for view in views), strict=True)))
@@ -287,7 +279,7 @@ def _facts(
     radii = f"{first.ladder.radii[0]:.1e} to {first.ladder.radii[-1]:.1e}"
     return {
         "Problem": source or "A small convnet on digits",
-        "Command": command(),
+        "Command": carry_out.command(),
         "Model": settings_in_words(model),
         "Trained by": f"{run.label}, {counted(run.training.steps, 'step')}, seed {run.seed}",
         "On validation data": told,
@@ -306,14 +298,11 @@ def _tell(
     views: list[View],
     along: list[dict[str, Any]],
     folder: Path,
-    console: Any,
     facts: dict[str, str],
 ) -> None:
-    from aliceopt.lab.report.landscape import write_landscape_report
-    from aliceopt.lab.results import landscape_table as tables
-    from aliceopt.lab.results.landscape_reading import reading, reading_along
-    from aliceopt.lab.writing import replacing, write_tensors
+    from aliceopt.lab.report.landscape import write_landscape_report  # which takes a second
 
+    console = stdout_console()
     old = {folder / name for name in RESULTS}
     for name, suffix in itertools.product(FIGURES, _SUFFIXES):
         old.update((folder / "figures").glob(f"{name}{suffix}"))

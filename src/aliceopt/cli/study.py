@@ -6,18 +6,22 @@ import contextlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aliceopt.cli import options
 from aliceopt.cli.folders import check_not_both, clear, clear_retuned
 from aliceopt.cli.lab import end, split_names
 from aliceopt.cli.refusal import refuse, say, told
-
-if TYPE_CHECKING:
-    from aliceopt.lab.carry_out import How
-    from aliceopt.lab.records import Records, RunRecord
-    from aliceopt.lab.spec import Plan
-    from aliceopt.lab.study import Study
+from aliceopt.lab import carry_out, preview
+from aliceopt.lab.launch import Launcher
+from aliceopt.lab.lock import locked
+from aliceopt.lab.network import problem_name
+from aliceopt.lab.pool import refuse_fewer
+from aliceopt.lab.problem import how_to_get
+from aliceopt.lab.records import Records, RunRecord
+from aliceopt.lab.spec import Plan
+from aliceopt.lab.study import Study, study_plan
+from aliceopt.lab.templates import missing_package, write_template
+from aliceopt.lab.tuning import tuned
 
 
 def study(
@@ -50,19 +54,13 @@ def study(
     curvature term, and with baselines, over several seeds, and ends with a
     table, a finding in plain words and a report to open in a browser.
     """
-    from aliceopt.lab import carry_out, preview
-    from aliceopt.lab.lock import locked
-    from aliceopt.lab.network import problem_name
-    from aliceopt.lab.study import seconds_of, study_plan
-
     if problem is not None and problem_option is not None:
         refuse(f"two problems: {problem!r} and --problem {problem_option}; choose one")
     problem = problem_option if problem is None else problem
     folder = Path("runs") / f"study-{problem_name(problem)}" if out is None else out
     with told(), contextlib.ExitStack() as stack:
         carry_out.check_launcher(launcher, device, workers)
-        if not dry_run:
-            stack.enter_context(locked(folder))
+        stack.enter_context(contextlib.nullcontext() if dry_run else locked(folder))
         plan = study_plan(
             problem,
             terms=split_names(terms),
@@ -78,36 +76,30 @@ def study(
             tune=tune,
             precision=precision,
         )
-        by_whom = launcher, device, workers
-        if (seconds := seconds_of(budget)) is not None:
-            plan = carry_out.lasting(plan, seconds, *by_whom, folder if resume else None)
+        plan = carry_out.lasting(plan, launcher, device, workers, folder if resume else None)
         if dry_run:
             here = device if launcher == "local" else "auto"  # its devices are a cluster's
-            paces = plan.final.paces or carry_out.paces(plan, here, workers)
-            preview.print_study(plan, paces)
+            preview.print_study(plan, plan.final.paces or carry_out.paces(plan, here, workers))
             return
-        trainer = stack.enter_context(carry_out.launched(*by_whom))
-        how = carry_out.How(trainer, resume, tensorboard)
-        if overwrite:  # last, when nothing is left that could be refused
-            check_not_both(resume)
-            clear(folder, plan.final)
-        records, finished = _carry_out(plan, folder, how)
-        carry_out.print_study(records)
+        trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
+        records, finished = _carry_out(plan, folder, trainer, resume, overwrite, tensorboard)
     end(records, finished)
 
 
-def _carry_out(plan: Study, folder: Path, how: How) -> tuple[Records, bool]:
-    """Tune the rates, then train with them; what the folder has is gone on with, if it may be."""
-    from aliceopt.lab import carry_out
-    from aliceopt.lab.pool import refuse_fewer
-    from aliceopt.lab.tuning import tuned
-
+def _carry_out(
+    plan: Study, folder: Path, trainer: Launcher, resume: bool, overwrite: bool, tensorboard: bool
+) -> tuple[Records, bool]:
+    """Tune the rates, train with them, and report; what is there is gone on with, if it may be."""
+    how = carry_out.How(trainer, resume, tensorboard)
+    if overwrite:  # last, when nothing is left that could be refused
+        check_not_both(resume)
+        clear(folder, plan.final)
     refuse_fewer(plan.final, folder)  # before rates are tuned for less
     rounds = itertools.count()  # each but the first goes on from the last
 
     def tune(tuning: Plan) -> list[RunRecord]:
         """Unless all runs have ended nothing is chosen, and the command ends here."""
-        once_more = replace(how, resume=how.resume or next(rounds) > 0)
+        once_more = replace(how, resume=resume or next(rounds) > 0)
         records, finished = carry_out.carry_out(
             tuning, folder / "tuning", once_more, title="tuning learning rates"
         )
@@ -117,17 +109,16 @@ def _carry_out(plan: Study, folder: Path, how: How) -> tuple[Records, bool]:
         return records.runs
 
     final = tuned(plan, folder, tune)
-    anew = clear_retuned(final, folder) if how.resume and plan.most > 1 else []
+    anew = clear_retuned(final, folder) if resume and plan.most > 1 else []
     if anew:
         say(f"another learning rate is best now, so made anew: {', '.join(anew)}")
-    return carry_out.carry_out(final, folder, how)
+    records, finished = carry_out.carry_out(final, folder, how)
+    carry_out.print_study(records)
+    return records, finished
 
 
 def new_problem(path: options.NewProblem, kind: options.Kind = "spirals") -> None:
     """Write a problem of your own to start from: it runs as it is."""
-    from aliceopt.lab.problem import how_to_get
-    from aliceopt.lab.templates import missing_package, write_template
-
     try:
         write_template(path, kind)
     except ValueError as error:

@@ -25,7 +25,7 @@ from aliceopt.lab.problem import load_data, model_for
 from aliceopt.lab.records import ENDED, RecordError, Records, read_records
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.stopping import terms_as_interrupts
-from aliceopt.lab.study import Study
+from aliceopt.lab.study import Study, seconds_of
 from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.typed import Count, Positive, checked
 from aliceopt.lab.words import counted, rounded
@@ -76,17 +76,16 @@ def paces(study: Study, device: str, workers: int | None) -> dict[str, float]:
 
 
 def lasting(
-    study: Study,
-    seconds: float,
-    launcher: str,
-    device: str,
-    workers: int | None,
-    folder: Path | None,
+    study: Study, launcher: str, device: str, workers: int | None, folder: Path | None
 ) -> Study:
-    """The study with as many steps as fit into so many seconds a run, by timing a few first.
+    """The study with as many steps as fit into the seconds of its budget, by timing a few first.
 
-    A study that goes on in ``folder`` keeps the paces it began with.
+    A study that goes on in ``folder`` keeps the paces it began with. With another budget it is the
+    study as it was.
     """
+    seconds = seconds_of(study.final.budget)
+    if seconds is None:
+        return study
     if launcher != "local" or _under_torchrun():
         raise PlanError(
             "--budget in seconds times steps in this process, and neither torchrun nor --launcher "

@@ -79,9 +79,9 @@ class Schedule:
         return rise
 
 
-def checked_precision(precision: str, name: str = "--precision") -> str:
-    """One of `PRECISIONS`; ``name`` is what an error calls it."""
-    if precision not in PRECISIONS:
+def checked_precision(precision: str | None, name: str = "--precision") -> str | None:
+    """One of `PRECISIONS`, or None for that of the settings; ``name`` is what an error calls it."""
+    if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"{name} must be one of {', '.join(PRECISIONS)}; got {precision!r}")
     return precision
 

@@ -155,11 +155,9 @@ def study_plan(
     given = {"seeds": seeds, "epochs": epochs, "lr": lr, "quick_steps": quick_steps}
     _check({**given, "limit": limit, "target": target, "tune": tune})
     _check_length(epochs, budget)
-    if precision is not None:
-        checked_precision(precision)
     changes = {
         "seeds": seeds,
-        "train": {"epochs": epochs, "precision": precision},
+        "train": {"epochs": epochs, "precision": checked_precision(precision)},
         "alice": {"limit": limit, "quick_steps": quick_steps},
     }
     settings = merged(SETTINGS, changes)

@@ -27,10 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from ..site import Draw, Site
-from . import rises
 from .excursion import Visit, excursion
 from .packs import Pack, total_of
-from .rises import LossOf, Rise
+from .rises import LossOf, Move, Rise, center_of, given_move, measured_on, move_by_site, rise_at
 from .spread import Estimate, estimates
 from .subject import STREAM, Subject, check_above, check_whole, with_losses, without_nan
 
@@ -105,9 +104,7 @@ def bound_check(
         model: as for `ladder`.
         closure: as for `ladder`, and returns the loss.
         radius: of the probes, and of the moves as their root mean square.
-        loss: called as the closure is, without gradients, for the same loss and no backward: a
-            third of the time. All is as without, to the bit where torch computes a loss alike
-            with and without gradients, but for ``along`` of a rise, which is NaN.
+        loss: as for `slices`, but ``along`` of a rise is NaN.
         batches: as for `ladder`.
         probes: random directions from which h, rho and kappa are measured.
         directions: random directions to move along.
@@ -134,55 +131,48 @@ def bound_check(
         if kind in moves:
             raise ValueError(f"moves has {kind!r}, which is measured anyway: give it another name")
     subject = Subject(model, float(radius))
-    others = {
-        kind: rises.move_by_site(subject.sites, move, f"moves[{kind!r}]")
-        for kind, move in moves.items()
-    }
-    tables: list[list[Rise]] = []
-    sums: list[tuple[float, float]] = []
+    others = {k: move_by_site(subject.sites, move, f"moves[{k!r}]") for k, move in moves.items()}
+    count = probes + directions
+    found = []
     for j, (on_batch, alone) in enumerate(with_losses(closure, loss, batches)):
-        draws = [
-            Draw(seed ^ STREAM, (1 << 61) + j * (probes + directions) + k)
-            for k in range(probes + directions)
-        ]
+        draws = [Draw(seed ^ STREAM, (1 << 61) + j * count + k) for k in range(count)]
         of_batch = LossOf(on_batch, alone, spacing)
         with excursion(subject.unique, subject.module, of_batch, 1.0) as visit, torch.no_grad():
-            center = rises.center_of(visit, of_batch)
-            here = rises.measured_on(visit, draws[:probes], center)
-            tables.append(_rises(visit, here, draws[probes:], others, radius, of_batch, j))
-        sums.append((here.along, here.roots))
-        del here, center  # three copies of the parameters, before the next batch has its own
-    taken, moved = 1 + 2 * probes, 2 + 2 * directions + len(others)
-    each = (taken + moved, 0) if loss is None else (taken, moved)
-    return _summary(tables, sums, radius, *(len(tables) * count for count in each))
+            found.append(_on_batch(visit, draws, probes, others, radius, of_batch, j))
+    return _summary(found, radius, len(found) * (1 + 2 * probes), alone=loss is not None)
 
 
-def _rises(
+def _on_batch(
     visit: Visit,
-    here: rises.Measured,
     draws: Sequence[Draw],
+    probes: int,
     others: Mapping[str, Mapping[Site, Tensor]],
     radius: float,
     loss: LossOf,
     batch: int,
-) -> list[Rise]:
-    """Go along every move and come back with what it cost."""
+) -> tuple[list[Rise], float, float]:
+    """Go along every move and come back with what it cost; and sums for kappa.
+
+    What is measured, three copies of the parameters, is gone before the next batch has its own.
+    """
+    here = measured_on(visit, draws[:probes], center_of(visit, loss))
     gradient = dict(zip(visit.packs, here.grads, strict=True))
-    listed: list[tuple[str, float, rises.Move]] = []
-    for draw in draws:
+    listed: list[tuple[str, float, Move]] = []
+    for draw in draws[probes:]:
         for side in (1.0, -1.0):
             listed.append(("random", side, partial(Pack.signs, draw=draw)))
     for side in (-1.0, 1.0):
         listed.append(("gradient", side, gradient.__getitem__))
     for kind, move in others.items():
-        listed.append((kind, 1.0, rises.given_move(move)))
-    return [
-        rises.rise_at(visit, here, _place(visit, move, side * radius), loss, kind, batch)
+        listed.append((kind, 1.0, given_move(move)))
+    costs = [
+        rise_at(visit, here, _place(visit, move, side * radius), loss, kind, batch)
         for kind, side, move in listed
     ]
+    return costs, here.along, here.roots
 
 
-def _place(visit: Visit, move: rises.Move, length: float) -> Callable[[Pack], Tensor]:
+def _place(visit: Visit, move: Move, length: float) -> Callable[[Pack], Tensor]:
     """Where a move of this root mean square ends, by pack: nothing is kept."""
     (squares,) = total_of([pack.totals(move(pack).square()) for pack in visit.packs])
     count = sum(site.param.numel() for pack in visit.packs for site in pack.sites)
@@ -194,26 +184,26 @@ def _place(visit: Visit, move: rises.Move, length: float) -> Callable[[Pack], Te
 
 
 def _summary(
-    tables: Sequence[Sequence[Rise]],
-    sums: Sequence[tuple[float, float]],
-    radius: float,
-    gradients: int,
-    losses: int,
+    found: Sequence[tuple[list[Rise], float, float]], radius: float, probing: int, *, alone: bool
 ) -> BoundCheck:
-    """All batches together; ``sums`` are theirs for kappa, along moves and of roots."""
-    along, roots = (sum(column) / len(sums) for column in zip(*sums, strict=True))
+    """All batches together: rises, and sums for kappa, along moves and of roots.
+
+    ``probing`` gradients were taken to predict, and one for every rise, or a loss if ``alone``.
+    """
+    along = sum(along for _, along, _ in found) / len(found)
+    roots = sum(roots for *_, roots in found) / len(found)
     kappa = math.sqrt(along) / roots if roots else 0.0
     # Kappa is that of all batches: one batch has few probes.
     tables = [
         [replace(r, glass={**r.glass, "coherent": kappa * r.glass["separable"]}) for r in table]
-        for table in tables
+        for table, *_ in found
     ]
     listed = tuple(rise for table in tables for rise in table)
     return BoundCheck(
         radius=radius,
         batches=len(tables),
-        gradients=gradients,
-        losses=losses,
+        gradients=probing if alone else probing + len(listed),
+        losses=len(listed) if alone else 0,
         coherence=kappa if roots else math.nan,
         walk={form: _walk(tables, form) for form in FORMS},
         kinds={

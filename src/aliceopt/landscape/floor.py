@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..site import Draw, Site
 from .excursion import Visit, excursion
 from .packs import by_site, packs_of
-from .subject import STREAM, Blocks, Subject, check_above, check_whole
+from .subject import STREAM, Blocks, Subject, check_above, check_callable, check_whole
 
 __all__ = [
     "ABOVE_ROUNDING",
@@ -85,13 +85,12 @@ def choose_radii(
 ) -> Radii:
     """The smallest radius at which most blocks can be read, and ``count`` radii from there up.
 
-    They reach to a quarter of the root mean square of all parameters, in steps of 2 to 4.
-
-    A block can be read where its variation is 30 times that of rounding, and where ``samples``
-    of it will have a mean that is known to 8%: by how much the two sides of a direction
-    differ. At larger radii the same must hold, since a radius that crosses no kink at all has two
-    equal sides. Of `CANDIDATES` the smallest is taken at which five sixths of the blocks can be
-    read that can at any. Takes 26 gradients; nothing is left behind.
+    They reach to a quarter of the root mean square of all parameters, in steps of 2 to 4. A block
+    can be read where its variation is 30 times that of rounding, and where ``samples`` of it will
+    have a mean that is known to 8%: by how much the two sides of a direction differ. At larger
+    radii the same must hold, since a radius that crosses no kink at all has two equal sides. Of
+    `CANDIDATES` the smallest is taken at which five sixths of the blocks can be read that can at
+    any. Takes 26 gradients; nothing is left behind.
 
     Args:
         model: as for `power_law`.
@@ -115,36 +114,21 @@ def choose_radii(
     rungs_of(1.0, count, 2.0 if factor is None else factor)
     check_whole("seed", seed, 0)
     check_whole("samples", samples, 1)
-    if not callable(closure):
-        raise ValueError(f"closure must be callable, got {type(closure).__name__}")
+    check_callable("closure", closure)
     subject = Subject(model, 1.0)
     members, unique = subject.blocks(blocks), subject.unique
     sizes, typical = _sizes(unique)
     radii = [typical * share for share in CANDIDATES]
     if smallest is not None:
         radii = rungs_of([smallest, 2 * smallest], 2, 2.0)[:1]
-    eps = [spacing or torch.finfo(site.param.dtype).eps for site in unique]
-    near = [one * (size or typical) for one, size in zip(eps, sizes, strict=True)]
-    whole, floor, scanned = _look(unique, subject.module, closure, near, radii, seed)
-    rounding = {
-        site: max(floor[site].item(), one**2 * whole[site].item())
-        for site, one in zip(unique, eps, strict=True)
-    }
-    most = min(_SCATTER, _ERROR * math.sqrt(samples))
-    told = [
-        {block: _readable(there, rows, rounding, most) for block, there in members.items()}
-        for rows in scanned
-    ]
-    for small, large in reversed(list(pairwise(told))):
-        small.update({block: small[block] and large[block] for block in small})
-    counts = [sum(readable.values()) for readable in told]
-    best = next(i for i, count in enumerate(counts) if count >= _MOST * max(counts))
+    spacings = [spacing or torch.finfo(site.param.dtype).eps for site in unique]
+    rounding, scanned = _look(unique, subject.module, closure, spacings, sizes, radii, seed)
+    best, readable = _choice(members, scanned, rounding, samples)
+    step = factor or _factor(typical / radii[best], count, unique)
     return Radii(
-        radii=tuple(
-            rungs_of(radii[best], count, factor or _factor(typical / radii[best], count, unique))
-        ),
+        radii=tuple(rungs_of(radii[best], count, step)),
         rounding={name: rounding[site] for name, site in subject.sites.items()},
-        readable=told[best],
+        readable=readable,
         gradients=2 + 2 * _DRAWS * len(radii),
     )
 
@@ -153,26 +137,34 @@ def _look(
     sites: Sequence[Site],
     module: nn.Module | None,
     closure: Callable[[], Any],
-    near: Sequence[float],
+    spacings: Sequence[float],
+    sizes: Sequence[float],
     radii: Sequence[float],
     seed: int,
-) -> tuple[Rows, Rows, list[Rows]]:
-    """By site: the gradient's square, its change at distances ``near``, and at every radius."""
+) -> tuple[dict[Site, float], list[Rows]]:
+    """By site: how the gradient changes by rounding alone, and how at every radius.
+
+    ``spacings`` are of the arithmetic, relative to ``sizes`` and to the gradient.
+    """
     draws = [Draw(seed ^ STREAM, (1 << 62) + k) for k in range(_DRAWS)]
     with excursion(sites, module, closure, 1.0) as visit, torch.no_grad():
         visit(draws[0], 0.0)
         center = visit.gradients()
         squares = [pack.squares(g0) for pack, g0 in zip(visit.packs, center, strict=True)]
         whole = by_site(visit.packs, squares)
-        for site, distance in zip(sites, near, strict=True):
-            site.radius = distance
+        for site, spacing, size in zip(sites, spacings, sizes, strict=True):
+            site.radius = spacing * size
         floor = _changes(visit, center, draws[:1], (1.0,))
         scanned = []
         for radius in radii:
             for site in sites:
                 site.radius = radius
             scanned.append(_changes(visit, center, draws, (1.0, -1.0)))
-    return whole, floor, scanned
+    rounding = {
+        site: max(floor[site].item(), spacing**2 * whole[site].item())
+        for site, spacing in zip(sites, spacings, strict=True)
+    }
+    return rounding, scanned
 
 
 def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
@@ -183,13 +175,14 @@ def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
 
 
 def _sizes(sites: Sequence[Site]) -> tuple[list[float], float]:
-    """Root mean squares of every parameter, and of all; 1 where all are zero."""
+    """Root mean square of every parameter, that of all where it is 0; and of all, 1 if it is 0."""
     packs = packs_of(sites)
     squares = by_site(packs, [pack.squares(pack.position()) for pack in packs])
     sums = [squares[site].item() for site in sites]
     counts = [max(1, site.param.numel()) for site in sites]
-    sizes = [math.sqrt(total / count) for total, count in zip(sums, counts, strict=True)]
-    return sizes, math.sqrt(sum(sums) / sum(counts)) or 1.0
+    typical = math.sqrt(sum(sums) / sum(counts)) or 1.0
+    own = (math.sqrt(total / count) for total, count in zip(sums, counts, strict=True))
+    return [size or typical for size in own], typical
 
 
 def _changes(
@@ -208,6 +201,25 @@ def _changes(
     return by_site(visit.packs, [torch.stack(column) for column in zip(*rows, strict=True)])
 
 
+def _choice(
+    members: Mapping[str, Sequence[Site]],
+    scanned: Sequence[Rows],
+    rounding: Mapping[Site, float],
+    samples: int,
+) -> tuple[int, dict[str, bool]]:
+    """The first radius at which most blocks can be read, by its place, and which can there."""
+    most = min(_SCATTER, _ERROR * math.sqrt(samples))
+    told = [
+        {block: _readable(there, rows, rounding, most) for block, there in members.items()}
+        for rows in scanned
+    ]
+    for small, large in reversed(list(pairwise(told))):
+        small.update({block: small[block] and large[block] for block in small})
+    counts = [sum(readable.values()) for readable in told]
+    best = next(i for i, count in enumerate(counts) if count >= _MOST * max(counts))
+    return best, told[best]
+
+
 def _readable(
     sites: Sequence[Site],
     rows: Rows,
@@ -223,6 +235,8 @@ def _readable(
 
 def rungs_of(radii: Any, count: Any, factor: Any) -> list[float]:
     """The radii, smallest first; or ``count`` from one up. Arrays and tensors will do."""
+    if isinstance(radii, Radii):
+        radii = radii.radii
     given = radii.tolist() if hasattr(radii, "tolist") else radii
     if isinstance(given, Sequence) and not isinstance(given, str):
         rungs = list(given)

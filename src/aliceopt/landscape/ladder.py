@@ -14,9 +14,9 @@ rho that falls as radius^3. Both together are ``v = a radius + b radius^2``, equ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from .rungs import Rungs, read_rungs
 from .subject import STREAM, Blocks, Subject, check_whole, closures_of, without_nan
 
 __all__ = ["Ladder", "ladder"]
+
+_Key = TypeVar("_Key", str, Site)
 
 _ROUNDING = 16  # changes below so many spacings of the gradient's norm are noise
 
@@ -64,8 +66,7 @@ class Ladder:
             if name not in self.sums:
                 raise ValueError(f"{name!r} was not measured")
         own = {id(self.sums[name]): name for name in listed}  # tied names once
-        table = torch.stack([self.sums[name] for name in own.values()]).sum(0)
-        return read_rungs(table[..., :2], self.radii, sum(self.noise[n] for n in own.values()))
+        return _read(own.values(), self.sums, self.radii, self.noise)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, no tensors; what is not finite becomes None."""
@@ -91,24 +92,20 @@ def ladder(
 ) -> Ladder:
     """Measure variation, glass density and exponents over a ladder of radii.
 
-    Takes ``1 + 2 directions radii`` gradients a batch. Afterwards parameters, gradients, buffers
-    and torch's random state are as before, also if a closure raises. For more than one process
-    the closures must be collective, and every process must call.
+    Takes ``1 + 2 directions radii`` gradients a batch, without ``second`` ``1 + directions radii``.
+    What is put back, and what several processes have to do, is as for `power_law`.
 
     Args:
         model: as for `power_law`.
-        closure: forward and backward on one batch, the same at every call; or a sequence of
-            such, one a batch; or, with ``batches``, a function of a batch.
+        closure: as for `power_law`; or several, one a batch; or with ``batches`` one of a batch.
         radii: displacements of every coordinate, increasing; or the smallest of ``count``; or
             those that `choose_radii` found, with what rounding makes of a gradient.
         count: how many radii, if only the smallest is given.
         factor: from one of them to the next, then; whole for bf16 and fp16.
         batches: what to call the closure with, batches of one size, taken one at a time and only
             once. Drawing them is not part of the measurement, and may use torch's random state.
-        directions: random sign directions a batch, others for every batch and the same ones at
-            every radius.
-        second: also take the other side, which the glass density needs. False takes
-            ``1 + directions radii`` gradients a batch.
+        directions: random sign directions a batch: others in each, the same at every radius.
+        second: also take the other side, which the glass density needs.
         blocks: as for `power_law`.
         center: as for `power_law`.
         seed: of the directions; torch's random state is not used.
@@ -121,16 +118,13 @@ def ladder(
     >>> found.verdict, [round(p.value, 2) for p in found.exponents]
     ('smooth', [2.0, 2.0])
     """
-    rungs = rungs_of(radii.radii if isinstance(radii, Radii) else radii, count, factor)
+    rungs = rungs_of(radii, count, factor)
     check_whole("directions", directions, 1)
     check_whole("seed", seed, 0)
     check_whole("step", step, 0)
-    subject = Subject(model, rungs[0], center)
-    sites, unique = subject.sites, subject.unique
     multiples = [radius / rungs[0] for radius in rungs]
-    for multiple in multiples:
-        subject.check_factor(multiple)
-    members = subject.blocks(blocks)
+    subject = Subject(model, rungs[0], center, multiples)
+    unique, members = subject.unique, subject.blocks(blocks)
     tables, displaced = [], 1.0
     for j, on_batch in enumerate(closures_of(closure, batches)):
         draws = [Draw(seed ^ STREAM, (step << 32) + j * directions + k) for k in range(directions)]
@@ -138,19 +132,9 @@ def ladder(
             tables.append(by_site(visit.packs, _climb(visit, draws, multiples, second=second)))
             displaced = displaced_share(visit)
     rows = {site: torch.stack([table[site] for table in tables]) for site in unique}
-    measured = radii.rounding if isinstance(radii, Radii) else {}
-    noise = {site: _noise(site, rows[site], measured.get(name)) for name, site in sites.items()}
-    return Ladder(
-        radii=tuple(rungs),
-        directions=directions,
-        batches=len(tables),
-        gradients=len(tables) * (1 + (2 if second else 1) * directions * len(rungs)),
-        displaced=displaced,
-        total=_read(unique, rows, rungs, noise),
-        blocks={block: _read(there, rows, rungs, noise) for block, there in members.items()},
-        sums={name: rows[site] for name, site in sites.items()},
-        noise={name: noise[site] for name, site in sites.items()},
-    )
+    rounding = radii.rounding if isinstance(radii, Radii) else {}
+    each = 1 + (2 if second else 1) * directions * len(rungs)
+    return _summary(rows, rungs, rounding, subject.sites, members, each, displaced)
 
 
 def _climb(
@@ -188,6 +172,34 @@ def _look(
     return found
 
 
+# ---- what it amounts to ------------------------------------------------------------------------
+
+
+def _summary(
+    rows: Mapping[Site, Tensor],
+    radii: Sequence[float],
+    rounding: Mapping[str, float],
+    sites: Mapping[str, Site],
+    members: Mapping[str, Sequence[Site]],
+    each: int,
+    displaced: float,
+) -> Ladder:
+    """All batches together, ``each`` of so many gradients; ``rounding`` as measured, by name."""
+    noise = {site: _noise(site, rows[site], rounding.get(name)) for name, site in sites.items()}
+    batches, directions = next(iter(rows.values())).shape[:2]
+    return Ladder(
+        radii=tuple(radii),
+        directions=directions,
+        batches=batches,
+        gradients=batches * each,
+        displaced=displaced,
+        total=_read(rows, rows, radii, noise),
+        blocks={block: _read(there, rows, radii, noise) for block, there in members.items()},
+        sums={name: rows[site] for name, site in sites.items()},
+        noise={name: noise[site] for name, site in sites.items()},
+    )
+
+
 def _noise(site: Site, rows: Tensor, measured: float | None) -> float:
     """A variation up to which a change may be rounding: as measured, or as usual."""
     if measured is not None:
@@ -197,11 +209,11 @@ def _noise(site: Site, rows: Tensor, measured: float | None) -> float:
 
 
 def _read(
-    sites: Sequence[Site],
-    rows: Mapping[Site, Tensor],
+    keys: Collection[_Key],
+    rows: Mapping[_Key, Tensor],
     radii: Sequence[float],
-    noise: Mapping[Site, float],
+    noise: Mapping[_Key, float],
 ) -> Rungs:
     """What the ladder of a set of parameters says, each [batches, directions, radii, 3]."""
-    table = torch.stack([rows[site] for site in sites]).sum(0)
-    return read_rungs(table[..., :2], radii, sum(noise[site] for site in sites))
+    table = torch.stack([rows[key] for key in keys]).sum(0)
+    return read_rungs(table[..., :2], radii, sum(noise[key] for key in keys))

@@ -26,7 +26,15 @@ from ..site import Draw
 from .excursion import Visit, excursion
 from .packs import Pack, by_site, total_of
 from .spread import student
-from .subject import STREAM, Blocks, Subject, check_above, check_whole, without_nan
+from .subject import (
+    STREAM,
+    Blocks,
+    Subject,
+    check_above,
+    check_callable,
+    check_whole,
+    without_nan,
+)
 
 __all__ = ["Exponent", "PowerLaw", "power_law", "variation_exponent"]
 
@@ -114,9 +122,9 @@ def power_law(
 ) -> PowerLaw:
     """Measure the exponent of gradient variations between ``radius`` and ``factor * radius``.
 
-    Takes ``1 + 2 directions`` gradients. Afterwards parameters, gradients, buffers and torch's
-    random state are as before, also if the closure raises. For more than one process the
-    closure must be collective, and every process must call.
+    Takes ``1 + 2 directions`` gradients, with ``second`` ``1 + 4 directions``. Afterwards
+    parameters, gradients, buffers and torch's random state are as before, also if the closure
+    raises. For more than one process the closure must be collective, and every process must call.
 
     Args:
         model: the module, all of whose trainable parameters are displaced together; or
@@ -128,10 +136,8 @@ def power_law(
         blocks: parameter names of each block, which may overlap; or how many parts of a name
             make a block, as in telemetry (None: 1); or a regular expression, whose first group,
             or all that it finds in a name, is the block's name (names without are left out).
-        center: where to measure, by parameter name; None: where the parameters stand, which
-            for Alice is mu.
-        second: use ``(g(x + d) + g(x - d))/2 - g(x)`` instead, in which a Hessian cancels and
-            glass alone gives 1; takes ``1 + 4 directions`` gradients.
+        center: where to measure, by parameter name; None: where they stand, which for Alice is mu.
+        second: of ``(g(x + d) + g(x - d))/2 - g(x)`` instead: a Hessian cancels, glass gives 1.
         seed: of the directions; torch's random state is not used.
         step: other directions for every step of a training run.
 
@@ -146,24 +152,21 @@ def power_law(
     check_whole("directions", directions, 1)
     check_whole("seed", seed, 0)
     check_whole("step", step, 0)
-    if not callable(closure):
-        raise ValueError(f"closure must be callable, got {type(closure).__name__}")
-    subject = Subject(model, float(radius), center)
-    subject.check_factor(factor)
+    check_callable("closure", closure)
+    subject = Subject(model, float(radius), center, [factor])
     members = subject.blocks(blocks)
     draws = [Draw(seed ^ STREAM, step * directions + k) for k in range(directions)]
     with excursion(subject.unique, subject.module, closure, factor) as visit, torch.no_grad():
         rows = by_site(visit.packs, _variations(visit, draws, factor, second=second))
-        displaced = displaced_share(visit)
-    return PowerLaw(
-        radius=float(radius),
-        factor=float(factor),
-        directions=directions,
-        gradients=1 + (4 if second else 2) * directions,
-        displaced=displaced,
-        total=_exponent([rows[site] for site in subject.unique], factor),
-        blocks={b: _exponent([rows[s] for s in there], factor) for b, there in members.items()},
-    )
+        return PowerLaw(
+            radius=float(radius),
+            factor=float(factor),
+            directions=directions,
+            gradients=1 + (4 if second else 2) * directions,
+            displaced=displaced_share(visit),
+            total=_exponent([rows[site] for site in subject.unique], factor),
+            blocks={b: _exponent([rows[s] for s in there], factor) for b, there in members.items()},
+        )
 
 
 def _variations(

@@ -21,6 +21,7 @@ __all__ = [
     "Blocks",
     "Subject",
     "check_above",
+    "check_callable",
     "check_whole",
     "closures_of",
     "with_losses",
@@ -36,7 +37,8 @@ Blocks = Mapping[str, Iterable[str]] | int | str | None
 class Subject:
     """A model's parameters by name, and a site for each that is trained.
 
-    Tied names share a site; ``unique`` has each once.
+    Tied names share a site; ``unique`` has each once. ``multiples`` of the radius, where they are
+    to go as well, are refused if a parameter cannot.
     """
 
     def __init__(
@@ -44,10 +46,13 @@ class Subject:
         model: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
         radius: float,
         center: Mapping[str, Tensor] | None = None,
+        multiples: Iterable[float] = (),
     ) -> None:
         self.named, self.module = named_parameters(model)
         self.sites = sites_of(self.named, self.module, radius, center)
         self.unique = list(dict.fromkeys(self.sites.values()))
+        for multiple in multiples:
+            self._check_factor(multiple)
 
     def blocks(self, blocks: Blocks) -> dict[str, list[Site]]:
         """Trainable members of every block, each once; a block must have some."""
@@ -64,7 +69,7 @@ class Subject:
             members[block] = found
         return members
 
-    def check_factor(self, factor: float) -> None:
+    def _check_factor(self, factor: float) -> None:
         """Refuse a factor between the grid points of a half-precision parameter."""
         for name, param in self.named.items():
             low = param.requires_grad and param.dtype in (torch.bfloat16, torch.float16)
@@ -155,6 +160,12 @@ def check_whole(label: str, value: Any, least: int) -> None:
     """Refuse what is no whole number from ``least`` on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{label} must be a whole number >= {least}, got {value!r}")
+
+
+def check_callable(label: str, value: Any) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise ValueError(f"{label} must be callable, got {type(value).__name__}")
 
 
 def without_nan(value: Any) -> Any:
