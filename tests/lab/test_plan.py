@@ -91,7 +91,8 @@ def test_there_are_the_papers_six_and_four_of_ours():
     assert set(PAPERS) == set(COMMON)
     assert PAYS == ["pays-gpt", "pays-resnet18", "pays-small-gpt", "pays-vit"]
     for name in EXPERIMENTS:
-        assert scales_of(name) == ("paper" if name in PAPERS else "long", "lab", "smoke")
+        papers = ("paper", "lab", "small", "smoke")
+        assert scales_of(name) == (papers if name in PAPERS else ("long", "lab", "smoke"))
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -387,8 +388,8 @@ def test_data_options_that_do_not_exist_are_refused(tmp_path):
         ("resnet18-method", "lab", "no experiment 'resnet18-method': did you mean"),
         ("common", "lab", "no experiment 'common'"),
         ("common-pays", "lab", "no experiment 'common-pays'"),
-        ("tt-limit", "big", "no scale 'big' of tt-limit; there is paper, lab, smoke"),
-        ("tt-limit", "long", "no scale 'long' of tt-limit; there is paper, lab, smoke"),
+        ("tt-limit", "big", "no scale 'big' of tt-limit; there is paper, lab, small, smoke"),
+        ("tt-limit", "long", "no scale 'long' of tt-limit; there is paper, lab, small, smoke"),
         ("pays-gpt", "paper", "no scale 'paper' of pays-gpt; there is long, lab, smoke"),
     ],
 )

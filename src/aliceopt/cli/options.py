@@ -74,7 +74,8 @@ Scale = Annotated[
     str,
     typer.Option(
         help="paper, or long where it is none of the paper's (hours to days); lab (minutes to "
-        "hours on one GPU); or smoke (seconds on a CPU)."
+        "hours on one GPU); small (the paper's on networks for a CPU, an hour or two on two cores); "
+        "or smoke (seconds)."
     ),
 ]
 Seeds = Annotated[
@@ -109,7 +110,7 @@ KEPT = Path("results")
 # ---- of an experiment that was run -------------------------------------------------------------
 
 RecordsScale = Annotated[
-    str, typer.Option("--scale", help="Of the experiment: paper or long, lab, smoke.")
+    str, typer.Option("--scale", help="Of the experiment: paper or long, lab, small, smoke.")
 ]
 Records = Annotated[
     Path | None,

@@ -192,13 +192,15 @@ def with_data(plan: Plan) -> Plan:
 
 def print_experiments() -> None:
     """Names, what they are, and their cost at each scale."""
-    table = new_table("experiment", "what", "reference", *planning.SCALES, words=3)
+    largest, others = " or ".join(planning.SCALES[:2]), planning.SCALES[2:]
+    table = new_table("experiment", "what", "reference", largest, *others, words=3)
+    table.columns[0].no_wrap = True  # names are to be typed
     for name in planning.EXPERIMENTS:
         scales = planning.scales_of(name)
         plans = {s: planning.experiment_plan(name, s, read=False, check=False) for s in scales}
-        costs = [rounded(plans[s].gradients) if s in plans else "\u2013" for s in planning.SCALES]
-        about = settings_of(name, scales[0])
-        table.add_row(name, about["title"], about.get("paper", "").split(":")[0], *costs)
+        costs = [rounded(plans[s].gradients) if s in plans else "\u2013" for s in others]
+        about, most = settings_of(name, scales[0]), rounded(plans[scales[0]].gradients)
+        table.add_row(name, about["title"], about.get("paper", "").split(":")[0], most, *costs)
     stdout_console().print(table)
     print("Costs are gradient evaluations at each scale. Run one: aliceopt run NAME --scale smoke")
     print("aliceopt run pays: all four of pays-..., one after the other.")

@@ -1,8 +1,8 @@
 """From an experiment's few lines of TOML to a list of runs with nothing left open.
 
 An experiment says only how it differs from ``experiments/common.toml``, and from the file that it
-is ``like``; a scale (lab, smoke) says only how it differs from the paper, or from the experiment's
-long scale where it is none of the paper's; ``--set`` has the last word.
+is ``like``; a scale (lab, small, smoke) says only how it differs from the paper, or from the
+experiment's long scale where it is none of the paper's; ``--set`` has the last word.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EXPERIMENTS = tuple(
 )
 FAMILIES = {"pays": tuple(name for name in EXPERIMENTS if name.startswith("pays-"))}
 """Experiments that one name runs, one after the other."""
-SCALES = ("paper", "long", "lab", "smoke")
-"""The first is for the paper's experiments, the second for the others: see `scales_of`."""
+SCALES = ("paper", "long", "lab", "small", "smoke")
+"""From days on a GPU to seconds on a CPU; an experiment has some of them: see `scales_of`."""
 
 _ABOUT_METHODS = ("label", "optimizer", "paper", "schedule", "epochs", "share")
 TERM_NAMES = {"none": "no curvature", "glass+abs": "glass + abs", "glass+signed": "glass + signed"}
@@ -280,9 +280,9 @@ def scales_of(name: str) -> tuple[str, ...]:
     """An experiment's scales; the first is its file's own, from which the others differ.
 
     >>> scales_of("tt-limit"), scales_of("pays-gpt")
-    (('paper', 'lab', 'smoke'), ('long', 'lab', 'smoke'))
+    (('paper', 'lab', 'small', 'smoke'), ('long', 'lab', 'smoke'))
     """
-    return ("paper" if "paper" in _read(name) else "long", "lab", "smoke")
+    return ("paper", "lab", "small", "smoke") if "paper" in _read(name) else ("long", "lab", "smoke")
 
 
 def _read(name: str) -> dict[str, Any]:

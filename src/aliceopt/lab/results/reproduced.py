@@ -22,8 +22,8 @@ from aliceopt.lab.results.numbers import MINUS
 from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution
 from aliceopt.lab.words import counted
 
-PAPER, STAND_IN = "paper", "lab"
-"""Scales; the second where nothing is kept of the first."""
+PAPER, STAND_INS = "paper", ("lab", "small")
+"""Scales; each where nothing is kept of those before it."""
 
 NEAR_TWO = 0.2
 """An exponent whose interval lies this close to 2 is near 2."""
@@ -57,7 +57,7 @@ def judged(training: Training, folder: Path) -> tuple[Verdict, str]:
     kept = read_kept(folder / f"{training.experiment}.jsonl")
     names = {name for pair in training.pairs for name in pair}
     lines = [line for line in as_filed(kept) if not names or line.method in names]
-    scale = next((s for s in (PAPER, STAND_IN) if any(x.scale == s for x in lines)), None)
+    scale = next((s for s in (PAPER, *STAND_INS) if any(x.scale == s for x in lines)), None)
     if scale is None:
         what = "none of its methods, settings as filed and scales" if kept else "nothing"
         command = f"aliceopt run {training.experiment} --scale {PAPER}"
