@@ -20,7 +20,7 @@ from aliceopt.lab.plan import experiment_plan
 from method_cases import assert_same, batches, by_hand, drive, network
 from paper import paper_alice
 
-NEEDS = {"adahessian": "pytorch_optimizer", "schedule-free": "schedulefree"}
+NEEDS = {"schedule-free": "schedulefree"}
 CASES = [
     ("adam", {"lr": 1e-2}),
     ("adamw", {"lr": 1e-2, "weight_decay": 0.1}),
@@ -62,29 +62,6 @@ def test_steps_are_those_of_the_torch_optimizer(name, options, bare):
     rates = [options["lr"] * f for f in factors]
     assert losses == pytest.approx(by_hand(optimizer, theirs, data, rates), rel=1e-5)
     assert_same(mine, theirs)
-
-
-@pytest.mark.filterwarnings("ignore:.*create_graph=True.*")
-def test_adahessian_steps_are_those_of_its_package():
-    """With the graph of the gradient, from the same random state."""
-    AdaHessian = pytest.importorskip("pytorch_optimizer").AdaHessian
-    data, mine, theirs = batches(6), network(), network()
-    torch.manual_seed(9)
-    losses, _ = drive(make_method("adahessian", mine, {"lr": 0.1}, seed=0), data)
-    torch.manual_seed(9)
-    optimizer = AdaHessian(theirs.parameters(), lr=0.1)
-    wanted = by_hand(optimizer, theirs, data, create_graph=True)
-    optimizer.zero_grad(set_to_none=True)
-    assert losses == pytest.approx(wanted, rel=1e-6)
-    assert_same(mine, theirs)
-
-
-def test_adahessian_leaves_no_graph_behind():
-    """A gradient that holds its own graph would keep every step in memory."""
-    pytest.importorskip("pytorch_optimizer")
-    model = network()
-    drive(make_method("adahessian", model, {"lr": 0.1}, seed=0), batches(2))
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_schedule_free_steps_and_rests_at_the_average():
@@ -303,8 +280,6 @@ def test_gradients_are_clipped_if_asked_to(name):
 def test_a_norm_to_clip_to_that_is_none_is_refused(norm):
     with pytest.raises(ValueError, match="max_grad_norm must be a number > 0, got"):
         make_method("adamw", network(), {"max_grad_norm": norm}, seed=0)
-    with pytest.raises(ValueError, match="'adahessian' has no option 'max_grad_norm'"):
-        make_method("adahessian", network(), {"max_grad_norm": 1.0}, seed=0)
 
 
 def test_a_checkpoint_of_captured_steps_goes_on_without_a_graph():

@@ -27,7 +27,7 @@ METHODS = {
     "alice-signed": ("alice", {"lr": 3e-3, "terms": "signed", "step": "full", "quick_steps": 2}),
     "alice-none": ("alice", {"lr": 0.03, "terms": "none"}),
 }
-NEEDS = {"adahessian": "pytorch_optimizer", "schedule-free": "schedulefree"}
+NEEDS = {"schedule-free": "schedulefree"}
 
 
 def assert_identical(a, b, where="checkpoint"):

@@ -1,6 +1,6 @@
 """Claims about training runs, which are judged by results kept of them.
 
-Of AdaHessian, whose steps take 25 times as long as the others', one run is planned; no pair has it.
+Of AdaHessian, whose steps are the dearest by far, one run is planned; no pair has it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
+from aliceopt.lab.adahessian import AdaHessian
 from aliceopt.lab.muon import MatrixMuon
 from aliceopt.probe import BufferGuard
 
@@ -20,11 +21,11 @@ def is_capturable(optimizer: Optimizer) -> bool:
     """Whether a graph can hold its update: all it reads is, or can be made, a device's tensor."""
     # The first step does not dampen, which a graph cannot know.
     dampened = any(group.get("dampening") for group in optimizer.param_groups)
-    return type(optimizer) in (Adam, AdamW, NAdam, SGD, MatrixMuon) and not dampened
+    return type(optimizer) in (Adam, AdamW, NAdam, SGD, MatrixMuon, AdaHessian) and not dampened
 
 
 class GraphStep:
-    """A step on static inputs, replayed; leaves gradients in ``.grad``.
+    """A step on static inputs, replayed; ``gradient(inputs, targets)`` leaves ``.grad``.
 
     If ``optimizers`` are given, ``update``, which has them step, is part of it, and their learning
     rates become tensors. Capturing trains nothing: buffers are put back as they were, and so is
@@ -34,13 +35,13 @@ class GraphStep:
     def __init__(
         self,
         model: nn.Module,
-        loss_of: Callable[[Any, Any], Tensor],
+        gradient: Callable[[Any, Any], Tensor],
         batch: tuple[Tensor, Tensor],
         optimizers: Sequence[Optimizer],
         update: Callable[[], None],
     ):
         self._static = tuple(part.clone() for part in batch)
-        self._loss_of = loss_of
+        self._gradient = gradient
         self._params = [param for param in model.parameters() if param.requires_grad]
         device = self._static[0].device
         state, buffers = torch.cuda.get_rng_state(device), BufferGuard(model)
@@ -78,9 +79,7 @@ class GraphStep:
     def _evaluate(self) -> Tensor:
         for param in self._params:
             param.grad = None
-        loss = self._loss_of(*self._static)
-        loss.backward()
-        return loss.detach()
+        return self._gradient(*self._static)
 
 
 @torch.no_grad()

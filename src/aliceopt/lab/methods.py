@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 import aliceopt
 from aliceopt import PAPER, Alice
+from aliceopt.lab.adahessian import AdaHessian
 from aliceopt.lab.blocks import blocks_of
 from aliceopt.lab.captured import GraphStep, is_capturable
 from aliceopt.lab.muon import muon_and_adamw
@@ -64,6 +65,7 @@ class Method:
         self.model = model
         self.optimizers = optimizers
         self.gradients = 0
+        self._cost = 1
         self._rates = [[float(group["lr"]) for group in o.param_groups] for o in optimizers]
 
     @property
@@ -85,30 +87,33 @@ class Method:
 
         If a graph cannot hold the updates of all optimizers, it holds the gradient alone.
         """
-        if not (capture and self.capturable):
-            return lambda inputs, targets: self._step(lambda: loss_of(inputs, targets))
-        whole = all(map(is_capturable, self.optimizers))
-        captured = GraphStep(
-            self.model, loss_of, batch, self.optimizers if whole else (), self._update
-        )
+        evaluate: Step = partial(self._gradient, loss_of)
+        whole = False
+        if capture and self.capturable:
+            whole = all(map(is_capturable, self.optimizers))
+            held = self.optimizers if whole else ()
+            evaluate = GraphStep(self.model, evaluate, batch, held, self._update)
 
         def step(inputs: Any, targets: Any) -> Tensor:
-            loss = captured(inputs, targets)
+            loss = evaluate(inputs, targets)
             if not whole:
                 self._update()
-            self.gradients += 1
+            self.gradients += self._cost
             return loss
 
         return step
 
-    def _step(self, loss_of: Callable[[], Tensor]) -> Tensor:
+    def _gradient(self, loss_of: LossOf, inputs: Any, targets: Any) -> Tensor:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        self._update()
-        self.gradients += 1
+        loss = loss_of(inputs, targets)
+        self._cost = self._backward(loss)
         return loss.detach()
+
+    def _backward(self, loss: Tensor) -> int:
+        """Leave gradients; returns how many evaluations that took."""
+        loss.backward()
+        return 1
 
     def _update(self) -> None:
         if self.max_grad_norm is not None:
@@ -178,25 +183,15 @@ class AliceMethod(Method):
 
 
 class AdaHessianMethod(Method):
-    """AdaHessian differentiates twice, which needs the graph of the gradient.
+    """AdaHessian differentiates twice by itself; at every step, if a graph is to hold it."""
 
-    Graphs of a gradient refer to the parameters that hold it; the cycle is cut after the step.
-    """
+    def __init__(self, model: nn.Module, optimizer: AdaHessian):
+        super().__init__(model, optimizer)
+        self.adahessian = optimizer
+        self.capturable = optimizer.update_period == 1
 
-    capturable = False
-
-    def _step(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        optimizer: Any = self.optimizers[0]
-        loss = loss_of()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*create_graph=True.*")
-            loss.backward(create_graph=True)
-        taken = optimizer.param_groups[0].get("step", 0)
-        products = optimizer.num_samples * (taken % optimizer.update_period == 0)
-        self._update()
-        self.gradients += 1 + 2 * products
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    def _backward(self, loss: Tensor) -> int:
+        return self.adahessian.backward(loss)
 
 
 class ScheduleFreeMethod(Method):
@@ -228,7 +223,7 @@ OPTIMIZERS = {
     "adamw": ("torch.optim", "AdamW"),
     "nadamw": ("torch.optim", "NAdam"),
     "sgd": ("torch.optim", "SGD"),
-    "adahessian": ("pytorch_optimizer", "AdaHessian"),
+    "adahessian": ("aliceopt.lab.adahessian", "AdaHessian"),
     "schedule-free": ("schedulefree", "AdamWScheduleFree"),
     "muon": ("torch.optim", "Muon"),
 }
@@ -244,7 +239,6 @@ _USUAL: dict[str, dict[str, Any]] = {
 _EXTRA: dict[str, set[str]] = {
     **{name: {"max_grad_norm"} for name in METHODS},
     "alice": {"terms", "step"},
-    "adahessian": set(),  # it needs its gradients' graph
     "muon": {"max_grad_norm", "kernels", "adam_lr", "adam_betas", "adam_weight_decay"},
 }
 """What a plan may give beside the optimizer's own."""

@@ -17,7 +17,7 @@ __all__ = ["lines_to_paste"]
 _WIDTH = 78
 _RATES = ("lr", "adam_lr")
 _NOTES = {
-    "adahessian": "needs loss.backward(create_graph=True)",
+    "adahessian": "optimizer.backward(loss) in the place of loss.backward()",
     "schedule-free": "optimizer.train() before training, optimizer.eval() before evaluation",
 }
 

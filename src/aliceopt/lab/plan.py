@@ -282,7 +282,9 @@ def scales_of(name: str) -> tuple[str, ...]:
     >>> scales_of("tt-limit"), scales_of("pays-gpt")
     (('paper', 'lab', 'small', 'smoke'), ('long', 'lab', 'smoke'))
     """
-    return ("paper", "lab", "small", "smoke") if "paper" in _read(name) else ("long", "lab", "smoke")
+    return (
+        ("paper", "lab", "small", "smoke") if "paper" in _read(name) else ("long", "lab", "smoke")
+    )
 
 
 def _read(name: str) -> dict[str, Any]:

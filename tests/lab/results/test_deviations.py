@@ -9,11 +9,11 @@ from aliceopt.lab.results import deviations
 
 
 def test_a_plan_is_looked_at_without_the_packages_of_its_optimizers(monkeypatch):
-    """To run AdaHessian its package is needed; to say what the paper did, it is not."""
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(PlanError, match="needs the package pytorch_optimizer"):
-        experiment_plan("resnet18-methods", "paper", read=False)
-    assert experiment_plan("resnet18-methods", "paper", read=False, check=False).gradients > 0
+    """To run the schedule-free AdamW its package is needed; to look at the plan, it is not."""
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    with pytest.raises(PlanError, match="needs the package schedulefree"):
+        experiment_plan("pays-gpt", "long", read=False)
+    assert experiment_plan("pays-gpt", "long", read=False, check=False).gradients > 0
     deviations._paper.cache_clear()
     plan = experiment_plan("resnet18-methods", "paper", read=False, methods=["adam"])
     assert deviations.differences(plan, []) == []
