@@ -74,7 +74,7 @@ Scale = Annotated[
     str,
     typer.Option(
         help="paper, or long where it is none of the paper's (hours to days); lab (minutes to "
-        "hours on one GPU); small (the paper's, on small networks: an hour or two on two CPU cores); "
+        "hours on one GPU); small (the paper's, for a CPU: an hour or two on two cores); "
         "or smoke (seconds)."
     ),
 ]
