@@ -56,6 +56,8 @@ class Method:
     """
 
     capturable = True
+    compilable = True
+    """Whether what `torch.compile` makes of a loss can be differentiated as it wants to."""
     averages = False
     """Whether the parameters evaluated are others than those trained."""
     max_grad_norm: float | None = None
@@ -184,6 +186,8 @@ class AliceMethod(Method):
 
 class AdaHessianMethod(Method):
     """AdaHessian differentiates twice by itself; at every step, if a graph is to hold it."""
+
+    compilable = False
 
     def __init__(self, model: nn.Module, optimizer: AdaHessian):
         super().__init__(model, optimizer)

@@ -106,6 +106,7 @@ class Recipe:
         validation_batches: evaluate on the first so many only; None: on all.
         logs: how often to record the training loss, evenly spaced.
         capture: on CUDA, replay steps from graphs.
+        compile: put the network through torch.compile, but for AdaHessian and several ranks.
         telemetry: record Alice's curvature at every evaluation.
         power_law: measure it at every evaluation; None: never.
         checkpoints: how often to save, evenly spaced; None: at every evaluation.
@@ -120,6 +121,7 @@ class Recipe:
     validation_batches: Count | None = None
     logs: Count = 50
     capture: bool = True
+    compile: bool | None = field(default=None, metadata=UNLESS_NONE)
     telemetry: bool = True
     power_law: PowerLaw | None = None
     checkpoints: Count | None = None

@@ -145,7 +145,11 @@ class Loop:
         if lay_out_(self.model, self.plan.precision):
             self.data, self.validation = ChannelsLast(self.data), ChannelsLast(self.validation)
         self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
-        self.shared = team.wrap(self.model)
+        self.called: Callable[[Any], Any] = team.wrap(self.model)
+        self.compiles = bool(self.plan.compile) and self.method.compilable and team.size == 1
+        if self.compiles:
+            # Without the module's own hooks: Alice's would cut the graph in two.
+            self.called = torch.compile(self.model.forward)
         team.seed(run.seed)
         self.step = 0
         self.metric: float | None = None
@@ -226,7 +230,7 @@ class Loop:
         """Of this process' part of a batch, so that the mean over the team is the batch's."""
         inputs, targets, weight = self.team.part(inputs, targets)
         with autocast(self.plan.precision, self.device):
-            loss = self.problem.loss(self.shared(inputs), targets).reshape(())
+            loss = self.problem.loss(self.called(inputs), targets).reshape(())
         return loss if weight == 1 else loss * weight
 
     # ---- records ------------------------------------------------------------------------------
@@ -257,6 +261,9 @@ class Loop:
         )
         if self.team.size > 1 and norms_of(self.model):
             self.journal.write("note", text="BatchNorm: means and variances of each rank's part")
+        if self.plan.compile and not self.compiles:
+            why = "several ranks train it" if self.team.size > 1 else "it differentiates twice"
+            self.journal.write("note", text=f"the network is not compiled: {why}")
 
     def _log(self) -> bool:
         """Record the mean training loss since the last time; False if it is not finite."""

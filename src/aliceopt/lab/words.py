@@ -108,7 +108,7 @@ def training_in_words(training: PlannedTraining, own: Mapping[str, Schedule]) ->
     if training.power_law is not None:
         said.append(f"exponents measured with {settings_in_words(vars(training.power_law))}")
     usual = PlannedTraining(batches=1)
-    rare = ("capture", "telemetry", "checkpoints", "keep_checkpoint", "threads")
+    rare = ("capture", "compile", "telemetry", "checkpoints", "keep_checkpoint", "threads")
     rest = {k: v for k in rare if (v := getattr(training, k)) != getattr(usual, k)}
     return "; ".join([*said, *([settings_in_words(rest)] if rest else [])])
 

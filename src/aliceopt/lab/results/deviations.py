@@ -16,7 +16,7 @@ from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.summary import outcome
-from aliceopt.lab.spec import LabProblem, Plan, PlannedTraining, Run, Tuned
+from aliceopt.lab.spec import LabProblem, Plan, PlannedTraining, Recipe, Run, Tuned
 from aliceopt.lab.words import counted
 
 STEP_NAMES = {"naq": "NAQ steps", "full": "full steps"}
@@ -47,9 +47,10 @@ def data_name(plan: Plan, runs: Sequence[RunRecord]) -> str:
 
 def precision_note(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """What the runs computed in, by their records, else by the plan: for the foot of a table."""
-    told = [run.ran.training.precision for run in runs if run.ran is not None]
-    found = dict.fromkeys(told or [plan.training.precision])
-    return f"Precision: {'; '.join(map(in_words, found))}."
+    trained: list[Recipe] = [run.ran.training for run in runs if run.ran is not None]
+    found = dict.fromkeys((it.precision, bool(it.compile)) for it in trained or [plan.training])
+    told = [f"{in_words(name)}{', compiled' if fused else ''}" for name, fused in found]
+    return f"Precision: {'; '.join(told)}."
 
 
 def usual_rates(plan: Plan) -> str:
