@@ -50,12 +50,12 @@ def anatomy(averages: Averages, rates: Rates) -> Anatomy:
     upper = unit.mul_(rates.lr)
     if not rates.measured:
         return Anatomy(None, None, None, lower, upper)
-    hg, hbar = None, est.hess
-    if est.glass_density is not None:
+    hg, h = None, size.new_zeros(()) if est.hess is None else est.hess
+    if est.glass_density is None:
+        hbar = h.add_(rates.eps)
+    else:
         hg = glass_curvature.unchecked(est.glass_density, size, rates.eps)
-        hbar = total_curvature.unchecked(hg, size.new_zeros(()) if hbar is None else hbar)
-    assert hbar is not None
-    hbar.add_(rates.eps)
+        hbar = total_curvature.unchecked(hg, h, rates.eps)
     return Anatomy(hg, hbar, size.div_(hbar), lower, upper)
 
 
