@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import Alice
-from aliceopt.lab.evaluation import evaluate, fresh_statistics
-from aliceopt.lab.problem import build_problem
+from aliceopt.lab.plans.study import SETTINGS
+from aliceopt.lab.problems.problem import build_problem
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.spec import LabProblem, Schedule
-from aliceopt.lab.study import SETTINGS
+from aliceopt.lab.training.evaluation import evaluate, fresh_statistics
 
 from . import report
 

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor, nn
 
 from aliceopt import PAPER, Alice
-from aliceopt.lab.evaluation import evaluate
-from aliceopt.lab.problem import build_problem
+from aliceopt.lab.plans.study import SETTINGS
+from aliceopt.lab.problems.problem import build_problem
 from aliceopt.lab.spec import LabProblem, Schedule
-from aliceopt.lab.study import SETTINGS
+from aliceopt.lab.training.evaluation import evaluate
 from aliceopt.options import probe_radius, rates
 from aliceopt.site import Draw, Site, signs_of
 from aliceopt.step import anatomy, bounded_step, moved

@@ -32,12 +32,12 @@ from typing import Any
 import torch
 from scipy.special import betaincinv
 
-from aliceopt.lab.pool import Local, execute
+from aliceopt.lab.plans.study import study_plan
 from aliceopt.lab.records import RunRecord, read_runs
 from aliceopt.lab.results.finding import Finding, find
+from aliceopt.lab.results.tuning import tuned
 from aliceopt.lab.spec import Plan
-from aliceopt.lab.study import study_plan
-from aliceopt.lab.tuning import tuned
+from aliceopt.lab.training.pool import Local, execute
 
 from . import report
 from .planted import PROBLEMS

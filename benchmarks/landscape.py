@@ -33,13 +33,13 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aliceopt.lab import models
-from aliceopt.lab.landscapes import batches_of, see
-from aliceopt.lab.methods import Method, make_method
-from aliceopt.lab.network import Network
-from aliceopt.lab.precision import ChannelsLast, lay_out_, set_products
-from aliceopt.lab.presets import INSTRUMENTS, PRECISIONS, PRESETS, Asked, Cost, cost_of
-from aliceopt.lab.problem import Problem
+from aliceopt.lab.networks.landscapes import batches_of, see
+from aliceopt.lab.networks.network import Network
+from aliceopt.lab.networks.presets import INSTRUMENTS, PRECISIONS, PRESETS, Asked, Cost, cost_of
+from aliceopt.lab.optimizers.methods import Method, make_method
+from aliceopt.lab.problems.problem import Problem
 from aliceopt.lab.spec import Run, Training, UserProblem
+from aliceopt.lab.training.precision import ChannelsLast, lay_out_, set_products
 
 from . import report
 

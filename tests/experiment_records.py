@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.plan import experiment_plan
+from aliceopt.lab.plans.plan import experiment_plan
 from aliceopt.lab.records import Journal, run_folder, write_plan
 from aliceopt.lab.results.kept import Kept
 from aliceopt.lab.spec import Plan, Run

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.plan import plan_of
+from aliceopt.lab.plans.plan import plan_of
+from aliceopt.lab.plans.study import Study
 from aliceopt.lab.records import Journal, RunRecord, read_runs, run_folder, write_plan
+from aliceopt.lab.results.tuning import tuned
 from aliceopt.lab.spec import Plan, Run, Schedule, Training, UserProblem
-from aliceopt.lab.study import Study
-from aliceopt.lab.tuning import tuned
 
 PROBLEM = '''
 import torch

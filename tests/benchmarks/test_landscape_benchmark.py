@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.landscapes import see
-from aliceopt.lab.presets import INSTRUMENTS, PRESETS, Asked, Preset, cost_of
+from aliceopt.lab.networks.landscapes import see
+from aliceopt.lab.networks.presets import INSTRUMENTS, PRESETS, Asked, Preset, cost_of
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
 from benchmarks import landscape, shapes
 

@@ -15,10 +15,10 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.lab.live import Live
+from aliceopt.cli.live import Live
 from aliceopt.lab.records import read_plan, write_plan
 from aliceopt.lab.terminal import Terminal
-from aliceopt.lab.train import Progress
+from aliceopt.lab.training.train import Progress
 from aliceopt.lab.typed import to_json
 from experiment_records import write_records
 from study_cases import grid_plan

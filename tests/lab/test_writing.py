@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.cli.refusal import told
 from aliceopt.lab.records import Journal, save_checkpoint, write_plan
-from aliceopt.lab.train import train
+from aliceopt.lab.training.train import train
 from aliceopt.lab.writing import WriteError, replacing, write_tensors
 from lab_cases import events, small_run
 from study_cases import grid_plan
@@ -140,8 +140,8 @@ def test_a_page_is_filled_whole_or_not_at_all(tmp_path):
 
 def test_a_pruned_network_that_does_not_fit_on_the_disk_is_told_by_name(tmp_path):
     """And leaves nothing half written."""
-    from aliceopt.lab.compressing import _Keeper
-    from aliceopt.lab.compression import Result
+    from aliceopt.lab.networks.compressing import _Keeper
+    from aliceopt.lab.networks.compression import Result
 
     result = Result("curvature", 0.5, 0, loss=1.0, metric=1.0)
     with full_disk(100), pytest.raises(WriteError, match=r"cannot write '.*pruned-50.pt'"):

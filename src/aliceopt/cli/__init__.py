@@ -55,7 +55,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a name that it cannot say is no reason to stop
             stream.reconfigure(errors="replace")
     if "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun in each of its processes
-        from aliceopt.lab.ranks import lead
+        from aliceopt.lab.training.ranks import lead
 
         lead(build())
     else:

@@ -9,16 +9,15 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from aliceopt.cli import options
+from aliceopt.cli import carry_out, options
 from aliceopt.cli.folders import check_not_both, clear_networks, delete
 from aliceopt.cli.lab import seeds_of, split_names
+from aliceopt.cli.lock import locked
 from aliceopt.cli.refusal import say, told
-from aliceopt.lab import carry_out
-from aliceopt.lab import compression_records as records
-from aliceopt.lab.compressing import compress_network
-from aliceopt.lab.compression import ROWS, Ask
-from aliceopt.lab.lock import locked
-from aliceopt.lab.network import (
+from aliceopt.lab.networks import compression_records as records
+from aliceopt.lab.networks.compressing import compress_network
+from aliceopt.lab.networks.compression import ROWS, Ask
+from aliceopt.lab.networks.network import (
     check_new,
     check_same,
     network_of,
@@ -26,11 +25,11 @@ from aliceopt.lab.network import (
     problem_run,
     twin_run,
 )
-from aliceopt.lab.plan import EXPERIMENTS, PlanError, checked_seeds
+from aliceopt.lab.plans.plan import EXPERIMENTS, PlanError, checked_seeds
 from aliceopt.lab.results.compression_table import asked_tables, print_tables
 from aliceopt.lab.spec import Run
-from aliceopt.lab.stopping import terms_as_interrupts
 from aliceopt.lab.terminal import stdout_console
+from aliceopt.lab.training.stopping import terms_as_interrupts
 
 SHARES = "0.5,0.7,0.8,0.9"
 

@@ -10,7 +10,8 @@ from typing import Any, get_args, get_type_hints
 
 from aliceopt.cli.options import KEPT
 from aliceopt.cli.refusal import say
-from aliceopt.lab.plan import EXPERIMENTS, SCALES, settings_of
+from aliceopt.lab.plans.plan import EXPERIMENTS, SCALES, settings_of
+from aliceopt.lab.plans.study import Study
 from aliceopt.lab.records import (
     RecordError,
     Records,
@@ -23,7 +24,6 @@ from aliceopt.lab.results.kept import read_kept
 from aliceopt.lab.results.kept_compare import as_filed
 from aliceopt.lab.results.kept_records import kept_records
 from aliceopt.lab.spec import Plan, Run
-from aliceopt.lab.study import Study
 
 
 def default_folder(name: str, scale: str) -> Path:
@@ -134,7 +134,7 @@ def clear_networks(there: Iterable[tuple[Path, Run]], used: Path | None) -> None
 
     None if the weights to be ``used`` now are one of theirs.
     """
-    from aliceopt.lab.network import JOURNAL
+    from aliceopt.lab.networks.network import JOURNAL
 
     places = [run_folder(folder, run.method, run.seed) for folder, run in there]
     if used is not None and used.resolve() in [(p / "checkpoint.pt").resolve() for p in places]:

@@ -80,7 +80,7 @@ def run(
     dry_run: options.DryRun = False,
 ) -> None:
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
-    from aliceopt.lab.plan import FAMILIES
+    from aliceopt.lab.plans.plan import FAMILIES
 
     if whole and minutes is None:
         refuse("--whole needs --minutes: without an end every run fits")
@@ -135,9 +135,9 @@ class _Asked(NamedTuple):
 
 
 def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: float | None) -> None:
-    from aliceopt.lab import carry_out, preview
-    from aliceopt.lab.lock import locked
-    from aliceopt.lab.plan import experiment_plan, settings_of
+    from aliceopt.cli import carry_out, preview
+    from aliceopt.cli.lock import locked
+    from aliceopt.lab.plans.plan import experiment_plan, settings_of
 
     folder = default_folder(name, scale) if out is None else out
     with told(), contextlib.ExitStack() as stack:
@@ -174,7 +174,7 @@ def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: fl
 
 
 def _without_kept(plan: Plan, folder: Path, launcher: str, device: str) -> Plan:
-    from aliceopt.lab import carry_out
+    from aliceopt.cli import carry_out
     from aliceopt.lab.results.kept import without_kept
 
     if not folder.is_dir():
@@ -187,7 +187,7 @@ def _without_kept(plan: Plan, folder: Path, launcher: str, device: str) -> Plan:
 
 def end(records: Records, finished: bool) -> None:
     """Say where the report is, and what is missing; exit 130 if interrupted."""
-    from aliceopt.lab import carry_out
+    from aliceopt.cli import carry_out
 
     report = records.folder / "report.html"
     if report.exists():
@@ -212,7 +212,7 @@ def table(
     json_file: options.Json = None,
 ) -> None:
     """Print an experiment's min, median and max over seeds beside the paper's."""
-    from aliceopt.lab import carry_out
+    from aliceopt.cli import carry_out
     from aliceopt.lab.results.table import experiment_table
     from aliceopt.lab.writing import writing
 
@@ -236,7 +236,7 @@ def figure(
     records: options.Records = None,
 ) -> None:
     """Draw an illustration from real kinks and gradients, or an experiment from its records."""
-    from aliceopt.lab.plan import EXPERIMENTS
+    from aliceopt.lab.plans.plan import EXPERIMENTS
     from aliceopt.lab.words import meant
 
     if name not in ILLUSTRATIONS + EXPERIMENTS:
@@ -262,6 +262,6 @@ def figure(
 
 def list_() -> None:
     """List the experiments: the paper's, and ours."""
-    from aliceopt.lab import carry_out
+    from aliceopt.cli import carry_out
 
     carry_out.print_experiments()

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from aliceopt.cli import options
+from aliceopt.cli import carry_out, options
 from aliceopt.cli.folders import clear_networks, delete
+from aliceopt.cli.lock import locked
 from aliceopt.cli.refusal import say, told
-from aliceopt.lab import carry_out
-from aliceopt.lab.along import Along
-from aliceopt.lab.clock import now
-from aliceopt.lab.landscapes import View, see
-from aliceopt.lab.lock import locked
-from aliceopt.lab.network import (
+from aliceopt.lab.networks.along import Along
+from aliceopt.lab.networks.landscapes import View, see
+from aliceopt.lab.networks.network import (
     Network,
     check_activation,
     check_new,
@@ -31,14 +29,15 @@ from aliceopt.lab.network import (
     twin_run,
     weights_of,
 )
-from aliceopt.lab.plan import EXPERIMENTS, PlanError
-from aliceopt.lab.precision import in_words
-from aliceopt.lab.presets import PARTS, PRESETS, Asked, Cost, cost_of
+from aliceopt.lab.networks.presets import PARTS, PRESETS, Asked, Cost, cost_of
+from aliceopt.lab.plans.plan import EXPERIMENTS, PlanError
 from aliceopt.lab.provenance import versions
 from aliceopt.lab.results import landscape_table as tables
 from aliceopt.lab.results.landscape_reading import reading, reading_along
 from aliceopt.lab.spec import LabProblem, Run
 from aliceopt.lab.terminal import stdout_console
+from aliceopt.lab.training.clock import now
+from aliceopt.lab.training.precision import in_words
 from aliceopt.lab.words import counted, meant, settings_in_words
 from aliceopt.lab.writing import replacing, write_tensors
 from aliceopt.landscape.twins import check_swapped

@@ -42,7 +42,7 @@ def add_(
     also if it was made again with the same results; one that is kept with other
     numbers is refused.
     """
-    from aliceopt.lab.compression_records import read_folder
+    from aliceopt.lab.networks.compression_records import read_folder
     from aliceopt.lab.results import kept, kept_compression
     from aliceopt.lab.words import counted
 
@@ -141,7 +141,7 @@ def draw(
 ) -> None:
     """Draw the final metric against the learning rate, for every method that was tried at some."""
     from aliceopt.cli.lab import split_names
-    from aliceopt.lab.plan import settings_of
+    from aliceopt.lab.plans.plan import settings_of
     from aliceopt.lab.results.kept import read_kept
     from aliceopt.lab.results.kept_compare import as_filed
 

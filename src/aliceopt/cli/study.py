@@ -7,21 +7,20 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from aliceopt.cli import options
+from aliceopt.cli import carry_out, options, preview
 from aliceopt.cli.folders import check_not_both, clear, clear_retuned
 from aliceopt.cli.lab import end, split_names
+from aliceopt.cli.lock import locked
 from aliceopt.cli.refusal import refuse, say, told
-from aliceopt.lab import carry_out, preview
-from aliceopt.lab.launch import Launcher
-from aliceopt.lab.lock import locked
-from aliceopt.lab.network import problem_name
-from aliceopt.lab.pool import refuse_fewer
-from aliceopt.lab.problem import how_to_get
+from aliceopt.lab.networks.network import problem_name
+from aliceopt.lab.plans.study import Study, study_plan
+from aliceopt.lab.problems.problem import how_to_get
+from aliceopt.lab.problems.templates import missing_package, write_template
 from aliceopt.lab.records import Records, RunRecord
+from aliceopt.lab.results.tuning import tuned
 from aliceopt.lab.spec import Plan
-from aliceopt.lab.study import Study, study_plan
-from aliceopt.lab.templates import missing_package, write_template
-from aliceopt.lab.tuning import tuned
+from aliceopt.lab.training.launch import Launcher
+from aliceopt.lab.training.pool import refuse_fewer
 
 
 def study(

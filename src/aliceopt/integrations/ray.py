@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.launch import TIME_IS_UP, Setting, cores, train_run
-from aliceopt.lab.plan import PlanError
+from aliceopt.lab.plans.plan import PlanError
 from aliceopt.lab.spec import Run
-from aliceopt.lab.train import Progress, Watcher, lost
+from aliceopt.lab.training.launch import TIME_IS_UP, Setting, cores, train_run
+from aliceopt.lab.training.train import Progress, Watcher, lost
 
 __all__ = ["RETRIES", "Cluster", "connected"]
 

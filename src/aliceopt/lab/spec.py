@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 PRECISIONS = ("float32", "tf32", "bf16")
-"""float32; float32 with TF32 products on CUDA; bfloat16 autocast: see `aliceopt.lab.precision`."""
+"""float32; float32 with TF32 products on CUDA; bfloat16 autocast: see `training.precision`."""
 
 _SHAPES = ("constant", "cosine", "linear", "drops")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aliceopt.lab import models
-from aliceopt.lab.blocks import group_by_prefix
+from aliceopt.lab.models.blocks import group_by_prefix
 
 
 def _count(model: nn.Module) -> int:

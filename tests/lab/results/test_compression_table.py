@@ -1,6 +1,6 @@
 """What is said of pruned networks: the criterion to use, and whether its lead is real."""
 
-from aliceopt.lab.compression import PREDICTED, LayerIncrease, Result
+from aliceopt.lab.networks.compression import PREDICTED, LayerIncrease, Result
 from aliceopt.lab.results.compression_table import (
     calibration_rows,
     compression_rows,

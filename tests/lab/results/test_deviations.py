@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from aliceopt.lab.plan import PlanError, experiment_plan
+from aliceopt.lab.plans.plan import PlanError, experiment_plan
 from aliceopt.lab.results import deviations
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from aliceopt.lab.plans.study import study_plan
 from aliceopt.lab.results.finding import Finding, find
 from aliceopt.lab.results.table import print_summary
 from aliceopt.lab.spec import Plan
-from aliceopt.lab.study import study_plan
 from lab_cases import write_tuning
 from study_cases import grid_plan, in_memory, invented_results, tuned_as
 

@@ -18,7 +18,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.lab.plan import experiment_plan
+from aliceopt.lab.plans.plan import experiment_plan
 
 NAME = "resnet18-methods"
 COMMITTED = Path(__file__).parents[3] / "results"

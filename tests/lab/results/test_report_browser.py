@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from aliceopt.lab.plans.study import study_plan
 from aliceopt.lab.records import read_plan, read_runs
 from aliceopt.lab.report import write_report
 from aliceopt.lab.results.finding import find
-from aliceopt.lab.study import study_plan
 from study_cases import grid_plan, invented_results, tuned_as, write_folder
 
 sync_api = pytest.importorskip(

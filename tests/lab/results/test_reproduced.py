@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from aliceopt import claims
 from aliceopt.claims import Training
 from aliceopt.cli import build
-from aliceopt.lab.plan import experiment_plan
+from aliceopt.lab.plans.plan import experiment_plan
 from aliceopt.lab.results.kept import Kept, add
 from aliceopt.lab.results.kept_compare import as_filed
 from aliceopt.lab.results.reproduced import judged

@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+from aliceopt.lab.plans.study import study_plan
 from aliceopt.lab.report import write_report
 from aliceopt.lab.results.comparisons import Comparison, asked_twice
 from aliceopt.lab.results.finding import find
 from aliceopt.lab.spec import Plan
-from aliceopt.lab.study import study_plan
 from study_cases import grid_plan, in_memory, invented_results, write_folder
 
 NAMES = ["alice", "alice-plain", "alice-curvature", "adamw"]

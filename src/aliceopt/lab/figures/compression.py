@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from aliceopt.lab.compression import PREDICTED, Result, row_of
-from aliceopt.lab.compression_records import Calibrations
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
+from aliceopt.lab.networks.compression import PREDICTED, Result, row_of
+from aliceopt.lab.networks.compression_records import Calibrations
 from aliceopt.lab.results import compression_table as tables
 
 if TYPE_CHECKING:

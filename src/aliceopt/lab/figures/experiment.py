@@ -11,7 +11,7 @@ from typing import Any
 from aliceopt.lab.figures import outcomes, style
 from aliceopt.lab.figures.outcomes import Row
 from aliceopt.lab.figures.power_law import draw_power_law
-from aliceopt.lab.plan import TERM_NAMES
+from aliceopt.lab.plans.plan import TERM_NAMES
 from aliceopt.lab.records import RecordError, Records
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.summary import summarize

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.figures.power_law import draw_block, mark_powers
-from aliceopt.lab.landscapes import View
+from aliceopt.lab.networks.landscapes import View
 from aliceopt.lab.results.landscape_table import Lines, exponents_along
 from aliceopt.landscape import Slice
 from aliceopt.landscape.subject import without_nan

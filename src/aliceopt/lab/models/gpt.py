@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aliceopt.lab.blocks import Blocks, consecutive_layers, group_by_prefix
+from aliceopt.lab.models.blocks import Blocks, consecutive_layers, group_by_prefix
 
 from . import arguments
 from .transformer import PreNormLayer

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aliceopt.lab.blocks import Blocks, group_by_prefix
+from aliceopt.lab.models.blocks import Blocks, group_by_prefix
 
 from . import arguments
 

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from aliceopt.lab.blocks import Blocks, consecutive_layers, group_by_prefix
+from aliceopt.lab.models.blocks import Blocks, consecutive_layers, group_by_prefix
 
 from . import arguments
 from .transformer import PreNormLayer

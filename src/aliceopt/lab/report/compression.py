@@ -9,21 +9,21 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aliceopt.lab.compression import Group, Result
-from aliceopt.lab.compression_records import (
+from aliceopt.lab.figures.compression import draw_compression, draw_layers, draw_radii
+from aliceopt.lab.networks.compression import Group, Result
+from aliceopt.lab.networks.compression_records import (
     Line,
     calibrations_of,
     read_folder,
     results_of,
     subject,
 )
-from aliceopt.lab.figures.compression import draw_compression, draw_layers, draw_radii
-from aliceopt.lab.precision import in_words
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
 from aliceopt.lab.results import compression_table as tables
 from aliceopt.lab.results.numbers import show_count, show_seconds
+from aliceopt.lab.training.precision import in_words
 from aliceopt.lab.words import counted, settings_in_words
 
 _READING = {

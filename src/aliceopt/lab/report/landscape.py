@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from aliceopt.lab.figures import landscape as figures
-from aliceopt.lab.landscapes import View
+from aliceopt.lab.networks.landscapes import View
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
 from aliceopt.lab.results.landscape_reading import reading, reading_along

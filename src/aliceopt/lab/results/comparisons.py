@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from aliceopt import Alice
-from aliceopt.lab.methods import TERMS, arguments
+from aliceopt.lab.optimizers.methods import TERMS, arguments
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.paired import ALPHA, Paired, holm, resolution
 from aliceopt.lab.results.scale import Scale, scale_of

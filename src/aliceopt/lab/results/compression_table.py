@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from aliceopt.lab.compression import PREDICTED, ROWS, Ask, Group, LayerIncrease, Result, row_of
-from aliceopt.lab.compression_records import Calibrations, Line, calibrations_of, results_of
+from aliceopt.lab.networks.compression import (
+    PREDICTED,
+    ROWS,
+    Ask,
+    Group,
+    LayerIncrease,
+    Result,
+    row_of,
+)
+from aliceopt.lab.networks.compression_records import (
+    Calibrations,
+    Line,
+    calibrations_of,
+    results_of,
+)
 from aliceopt.lab.results.kept_compare import difference
 from aliceopt.lab.results.numbers import MINUS, show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired

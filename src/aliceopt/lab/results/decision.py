@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aliceopt.lab.paste import shown_rate
+from aliceopt.lab.optimizers.paste import shown_rate
 from aliceopt.lab.results.comparisons import WIDE, Comparison, difference, says_nothing
 from aliceopt.lab.results.summary import FAMILIES, MethodSummary, Summary, best_method
 from aliceopt.lab.spec import Plan

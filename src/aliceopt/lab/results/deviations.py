@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from aliceopt.lab.plan import EXPERIMENTS, experiment_plan, scales_of
-from aliceopt.lab.precision import in_words
+from aliceopt.lab.plans.plan import EXPERIMENTS, experiment_plan, scales_of
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.summary import outcome
 from aliceopt.lab.spec import LabProblem, Plan, PlannedTraining, Recipe, Run, Tuned
+from aliceopt.lab.training.precision import in_words
 from aliceopt.lab.words import counted
 
 STEP_NAMES = {"naq": "NAQ steps", "full": "full steps"}

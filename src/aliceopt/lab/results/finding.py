@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aliceopt.lab.paste import lines_to_paste
+from aliceopt.lab.optimizers.paste import lines_to_paste
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results import deviations
 from aliceopt.lab.results.comparisons import (

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from aliceopt.lab.plan import filed_label
+from aliceopt.lab.plans.plan import filed_label
 from aliceopt.lab.records import ENDED, RecordError, RunRecord, read_found, read_plan
 from aliceopt.lab.spec import LabProblem, Plan, Run
 from aliceopt.lab.typed import FieldError, from_json, to_json

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from aliceopt.lab.plan import PlanError, experiment_plan, settings_of
+from aliceopt.lab.plans.plan import PlanError, experiment_plan, settings_of
+from aliceopt.lab.plans.study import TUNING_SEED
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results import numbers
 from aliceopt.lab.results.kept import Kept, check_alike, mean_seconds, read_kept
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.spec import Run
-from aliceopt.lab.study import TUNING_SEED
 from aliceopt.lab.typed import to_json
 from aliceopt.lab.words import meant
 

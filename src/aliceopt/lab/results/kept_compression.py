@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from aliceopt.lab.compression import Result, spelled
-from aliceopt.lab.compression_records import (
+from aliceopt.lab.networks.compression import Result, spelled
+from aliceopt.lab.networks.compression_records import (
     KINDS,
     Line,
     calibrations_of,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.plan import experiment_plan, settings_of
+from aliceopt.lab.plans.plan import experiment_plan, settings_of
 from aliceopt.lab.records import RecordError, Records, RunRecord
 from aliceopt.lab.results.kept import Kept, check_alike, read_kept
 from aliceopt.lab.results.kept_compare import as_filed

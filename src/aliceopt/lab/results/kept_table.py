@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aliceopt.lab.plan import EXPERIMENTS
-from aliceopt.lab.precision import in_words
+from aliceopt.lab.plans.plan import EXPERIMENTS
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.compression_table import print_tables
 from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
@@ -21,6 +20,7 @@ from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
 from aliceopt.lab.results.numbers import NONE, decimals, show_count, show_seconds, show_share
 from aliceopt.lab.results.paired import Paired
 from aliceopt.lab.terminal import new_table
+from aliceopt.lab.training.precision import in_words
 from aliceopt.lab.words import meant
 
 _SHARED = ("experiment", "scale", "device", "method", "precision", "metric", "better")

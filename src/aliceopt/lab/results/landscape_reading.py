@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aliceopt.lab.landscapes import View
+from aliceopt.lab.networks.landscapes import View
 from aliceopt.lab.results.landscape_table import Lines, at_small_end, exponents_along, within
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs

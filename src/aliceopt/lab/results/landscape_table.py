@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aliceopt.lab.landscapes import View
+from aliceopt.lab.networks.landscapes import View
 from aliceopt.lab.results.numbers import signed
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.bounds import FORMS

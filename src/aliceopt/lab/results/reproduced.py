@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aliceopt.claims.registry import Training, Verdict
-from aliceopt.lab.plan import experiment_plan
+from aliceopt.lab.plans.plan import experiment_plan
 from aliceopt.lab.results.kept import Kept, read_kept
 from aliceopt.lab.results.kept_compare import as_filed, difference
 from aliceopt.lab.results.numbers import MINUS

@@ -1,0 +1,1 @@
+"""Trained networks, looked at by `aliceopt.landscape` and made smaller by `aliceopt.compress`."""

@@ -1,0 +1,1 @@
+"""One run after another, or many at once, each recorded as it goes."""
