@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -77,6 +79,7 @@ def run(
     minutes: options.Minutes = None,
     whole: options.Whole = False,
     not_in: options.NotIn = None,
+    tune: options.TuneFirst = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
@@ -84,6 +87,11 @@ def run(
 
     if whole and minutes is None:
         refuse("--whole needs --minutes: without an end every run fits")
+    if tune is not None and (tune < 3 or overwrite or set_):
+        refuse(
+            "--tune takes the most rates of a method, at least 3, and goes on with what there is, "
+            "with settings as filed: leave out --overwrite and --set"
+        )
     asked = _Asked(
         seeds=seeds,
         sets=set_,
@@ -96,6 +104,7 @@ def run(
         tensorboard=tensorboard,
         whole=whole,
         not_in=not_in,
+        tune=tune,
         dry_run=dry_run,
     )
     names = FAMILIES.get(experiment, (experiment,))
@@ -131,6 +140,7 @@ class _Asked(NamedTuple):
     tensorboard: bool
     whole: bool
     not_in: Path | None
+    tune: int | None
     dry_run: bool
 
 
@@ -145,17 +155,22 @@ def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: fl
         carry_out.check_launcher(*asked.by_whom)
         if not asked.dry_run:
             stack.enter_context(locked(folder))
-        plan = experiment_plan(
+        planned = partial(
+            experiment_plan,
             name,
             scale,
-            seeds=seeds_of(asked.seeds),
             sets=asked.sets or [],
-            methods=split_names(asked.methods),
             precision=asked.precision,
             root=carry_out.data_root(name, scale, asked.data, folder, make=not asked.dry_run),
         )
+        plan = planned(seeds=seeds_of(asked.seeds), methods=split_names(asked.methods))
+        if asked.not_in is not None and not asked.not_in.is_dir():
+            raise ValueError(f"--not-in: there is no folder {str(asked.not_in)!r}")
+        if asked.tune is not None:
+            _run_tuned(plan, folder, asked, minutes, planned)
+            return
         if asked.not_in is not None:
-            plan = _without_kept(plan, asked.not_in, *asked.by_whom[:2])
+            plan = _without_kept(plan, asked.not_in, asked)
             if not plan.runs:
                 return
         if asked.dry_run:
@@ -173,14 +188,50 @@ def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: fl
     end(records, finished)
 
 
-def _without_kept(plan: Plan, folder: Path, launcher: str, device: str) -> Plan:
+def _run_tuned(
+    plan: Plan, folder: Path, asked: _Asked, minutes: float | None, planned: Callable[..., Plan]
+) -> None:
+    """Run what a comparison of the plan's methods lacks, round by round, and print it."""
+    from aliceopt.cli import carry_out, preview
+    from aliceopt.cli.results import print_compared
+    from aliceopt.lab.results.bracketing import has_run, rounds
+    from aliceopt.lab.results.kept_compare import compare
+
+    assert asked.tune is not None
+    so_far = partial(has_run, plan, folder, asked.not_in, on_cpu=_on_cpu(asked))
+    begun = time.monotonic()
+    with carry_out.launched(*asked.by_whom, whole=asked.whole) as trainer:
+        for part in rounds(plan, so_far, asked.tune, planned):
+            if asked.dry_run:
+                preview.print_plan(part)
+                say("and what follows from these: rates beyond the best, then all seeds there")
+                return
+            left = None if minutes is None else minutes - (time.monotonic() - begun) / 60
+            how = carry_out.How(trainer, True, asked.tensorboard, left)
+            records, finished = carry_out.carry_out(carry_out.with_data(part), folder, how)
+            if not finished or carry_out.missing(records):
+                break
+        else:
+            finished, records = True, None
+    if lines := so_far():
+        to = "adamw" if "adamw" in plan.methods else next(iter(plan.methods))
+        print_compared(compare(lines, to), to)
+    if records is not None:
+        end(records, finished)
+
+
+def _on_cpu(asked: _Asked) -> bool | None:
+    """Whether runs are trained on a CPU; None where others decide."""
     from aliceopt.cli import carry_out
+
+    launcher, device, _ = asked.by_whom
+    return None if launcher != "local" else carry_out.devices(device) == ["cpu"]
+
+
+def _without_kept(plan: Plan, folder: Path, asked: _Asked) -> Plan:
     from aliceopt.lab.results.kept import without_kept
 
-    if not folder.is_dir():
-        raise ValueError(f"--not-in: there is no folder {str(folder)!r}")
-    on_cpu = None if launcher != "local" else carry_out.devices(device) == ["cpu"]
-    left = without_kept(plan, folder, on_cpu=on_cpu)
+    left = without_kept(plan, folder, on_cpu=_on_cpu(asked))
     say(f"{folder} keeps {len(plan.runs) - len(left.runs)} of {len(plan.runs)} runs")
     return left
 

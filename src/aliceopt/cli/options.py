@@ -61,6 +61,13 @@ NotIn = Annotated[
         help="Leave out runs whose results this folder keeps, as aliceopt results add wrote them.",
     ),
 ]
+TuneFirst = Annotated[
+    int | None,
+    typer.Option(
+        help="Try rates in factors of two, at most so many a method, until the best lies inside; "
+        "then run it with all seeds. What the folder and --not-in have counts."
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aliceopt.cli.options import KEPT
 from aliceopt.cli.refusal import say, told
+
+if TYPE_CHECKING:
+    from aliceopt.lab.results.kept_compare import Compared
 
 app = typer.Typer(
     name="results",
@@ -94,20 +98,26 @@ def compare(
     results: From = KEPT,
 ) -> None:
     """Compare methods, each at the rate that was best at the tuning seed, over the other seeds."""
-    from aliceopt.lab.results.kept_compare import HEAD, compare_kept
-    from aliceopt.lab.terminal import new_table, stdout_console
+    from aliceopt.lab.results.kept_compare import compare_kept
 
     with told():
-        table = new_table(*HEAD)
-        for row in compare_kept(results, experiment, scale, to):
-            table.add_row(*row.cells())
-        console = stdout_console()
-        console.print(table)
-        console.print(
-            f"Differences to {to}, paired by seed, \u00b1 half of their 95% interval; edge: no "
-            "higher, or no lower, rate was tried.",
-            style="dim",
-        )
+        print_compared(compare_kept(results, experiment, scale, to), to)
+
+
+def print_compared(rows: Iterable[Compared], to: str) -> None:
+    """A table of methods beside one of them, and what its columns are."""
+    from aliceopt.lab.results.kept_compare import HEAD
+    from aliceopt.lab.terminal import new_table, stdout_console
+
+    table, console = new_table(*HEAD), stdout_console()
+    for row in rows:
+        table.add_row(*row.cells())
+    console.print(table)
+    console.print(
+        f"Differences to {to}, paired by seed, \u00b1 half of their 95% interval; edge: no "
+        "higher, or no lower, rate was tried.",
+        style="dim",
+    )
 
 
 @app.command()

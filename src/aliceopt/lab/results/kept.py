@@ -205,17 +205,23 @@ def gather(source: Path) -> tuple[list[Kept], list[str]]:
     """
     if source.suffix == ".jsonl":
         return read_kept(source), []
-    plan = read_plan(source)
-    if plan.kind != "experiment":
-        raise RecordError(
-            f"{str(source)!r} holds a {plan.kind}: results are kept of experiments (aliceopt list)"
-        )
-    runs = read_found(source)
-    if any("(generated)" in str(run.start.get("data", "")) for run in runs):
+    lines, left = ended_runs(source)
+    if any("(generated)" in line.data for line in lines):
         raise RecordError(
             f"{str(source)!r} was run on generated data, which says nothing about the real set: "
             "run it with --data"
         )
+    return lines, left
+
+
+def ended_runs(folder: Path) -> tuple[list[Kept], list[str]]:
+    """The lines of a folder of records, whatever its data, and the runs that have no end."""
+    plan = read_plan(folder)
+    if plan.kind != "experiment":
+        raise RecordError(
+            f"{str(folder)!r} holds a {plan.kind}: results are kept of experiments (aliceopt list)"
+        )
+    runs = read_found(folder)
     ended = [run for run in runs if run.status in ENDED]
     left = [f"{run.label} seed {run.seed} ({run.status})" for run in runs if run not in ended]
     return [_kept(plan, run) for run in ended], left

@@ -30,6 +30,8 @@ PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
 """Decimals of a final metric, and at least of a difference."""
 
 Runs = Mapping[int, Kept]
+"""Of a method at a rate, by seed."""
+Rates = Mapping[float, Runs]
 
 
 @dataclass(frozen=True)
@@ -142,21 +144,27 @@ def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -
 def compare(lines: Sequence[Kept], to: str = "adamw") -> list[Compared]:
     """Every method of one experiment at its best rate, beside ``to`` at its own."""
     check_alike(lines)
-    tried: dict[str, dict[float, dict[int, Kept]]] = {}
-    for line in lines:
-        rates = tried.setdefault(line.method.partition("@")[0], {})
-        rates.setdefault(line.config.options["lr"], {})[line.seed] = line
+    tried = by_rate(lines)
     if to not in tried:
         raise RecordError(f"no kept run of method {to!r}{meant(to, tried)}")
-    usual = _best(tried[to])
+    usual = best_rate(tried[to])
     base = _others(tried[to][usual])
-    rows = [_compared(name, rates, _best(rates, usual), base) for name, rates in tried.items()]
+    rows = [_compared(name, rates, best_rate(rates, usual), base) for name, rates in tried.items()]
     sign = -1 if lines[0].better == "higher" else 1
     worst = float("inf")
     return sorted(rows, key=lambda row: sign * fmean(row.finals) if row.finals else worst)
 
 
-def _best(rates: Mapping[float, Runs], usual: float | None = None) -> float:
+def by_rate(lines: Sequence[Kept]) -> dict[str, dict[float, dict[int, Kept]]]:
+    """The runs of every method, by rate and seed."""
+    tried: dict[str, dict[float, dict[int, Kept]]] = {}
+    for line in lines:
+        rates = tried.setdefault(line.method.partition("@")[0], {})
+        rates.setdefault(line.config.options["lr"], {})[line.seed] = line
+    return tried
+
+
+def best_rate(rates: Rates, usual: float | None = None) -> float:
     """The rate that ended best at the tuning seed.
 
     A method that was not tuned is taken at the ``usual`` rate, that of the method compared with; if
@@ -175,7 +183,7 @@ def _others(runs: Runs) -> dict[int, Kept]:
     return {seed: line for seed, line in sorted(runs.items()) if seed != TUNING_SEED}
 
 
-def _compared(name: str, rates: Mapping[float, Runs], rate: float, base: Runs) -> Compared:
+def _compared(name: str, rates: Rates, rate: float, base: Runs) -> Compared:
     one, others = next(iter(rates[rate].values())), _others(rates[rate])
     pairs = [(others[seed].final, x.final) for seed, x in base.items() if seed in others]
     both = [mine - its for mine, its in pairs if mine is not None and its is not None]
