@@ -33,13 +33,20 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aliceopt.lab import models
-from aliceopt.lab.networks.landscapes import batches_of, see
-from aliceopt.lab.networks.network import Network
-from aliceopt.lab.networks.presets import INSTRUMENTS, PRECISIONS, PRESETS, Asked, Cost, cost_of
 from aliceopt.lab.optimizers.methods import Method, make_method
 from aliceopt.lab.problems.problem import Problem
 from aliceopt.lab.spec import Run, Training, UserProblem
 from aliceopt.lab.training.precision import ChannelsLast, lay_out_, set_products
+from aliceopt.trained.landscape.presets import (
+    INSTRUMENTS,
+    PRECISIONS,
+    PRESETS,
+    Asked,
+    Cost,
+    cost_of,
+)
+from aliceopt.trained.landscape.survey import batches_of, see
+from aliceopt.trained.network import Network
 
 from . import report
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from aliceopt.cli import build
 from aliceopt.lab.figures import style
-from aliceopt.lab.networks.presets import PRESETS, Preset
+from aliceopt.trained.landscape.presets import PRESETS, Preset
 
 PROBLEM = """
 import torch

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.networks.landscapes import see
-from aliceopt.lab.networks.presets import INSTRUMENTS, PRESETS, Asked, Preset, cost_of
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS
+from aliceopt.trained.landscape.presets import INSTRUMENTS, PRESETS, Asked, Preset, cost_of
+from aliceopt.trained.landscape.survey import see
 from benchmarks import landscape, shapes
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

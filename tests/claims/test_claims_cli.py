@@ -168,7 +168,7 @@ def test_figure_goes_to_out_by_default(monkeypatch, tmp_path):
         seen.update(path=path, seed=seed)
         return path
 
-    monkeypatch.setattr("aliceopt.lab.figures.draw_glass", draw)
+    monkeypatch.setattr("aliceopt.illustrations.draw_glass", draw)
     assert invoke("figure", "glass", "--seed", "4").stdout == "out/glass.png\n"
     assert seen["seed"] == 4
 

@@ -16,20 +16,20 @@ pytest.importorskip("rich")
 
 from aliceopt.cli.landscape import _name
 from aliceopt.lab.data.splits import Arrays
-from aliceopt.lab.networks.landscapes import batches_of, last_step, see
-from aliceopt.lab.networks.network import (
+from aliceopt.lab.plans.plan import PlanError
+from aliceopt.landscape import Estimate
+from aliceopt.trained.landscape import report as landscape_report
+from aliceopt.trained.landscape.presets import PRESETS, Asked, Preset, cost_of
+from aliceopt.trained.landscape.report import tree_of
+from aliceopt.trained.landscape.survey import batches_of, last_step, see
+from aliceopt.trained.landscape.table import within
+from aliceopt.trained.network import (
     Network,
     check_same,
     checkpoint_run,
     network_of,
     problem_run,
 )
-from aliceopt.lab.networks.presets import PRESETS, Asked, Preset, cost_of
-from aliceopt.lab.plans.plan import PlanError
-from aliceopt.lab.report import landscape as landscape_report
-from aliceopt.lab.report.landscape import tree_of
-from aliceopt.lab.results.landscape_table import within
-from aliceopt.landscape import Estimate
 from landscape_command_cases import PROBLEM, landscape, small_landscapes
 
 
@@ -295,7 +295,7 @@ def test_a_step_that_goes_nowhere_makes_no_slice(
 ) -> None:
     """An optimizer at rest, or one whose gradient overflows: all else is measured and written."""
     nowhere = lambda n: {k: share * p.detach() for k, p in n.model.named_parameters()}  # noqa: E731
-    monkeypatch.setattr("aliceopt.lab.networks.landscapes.last_step", nowhere)
+    monkeypatch.setattr("aliceopt.trained.landscape.survey.last_step", nowhere)
     monkeypatch.setattr(landscape_report, "draw_all", lambda views, folder: [])
     result = landscape(source, "--out", tmp_path, "--preset", "quick", "--batches", "training")
     assert result.exit_code == 0, result.output

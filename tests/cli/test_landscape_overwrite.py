@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.report import landscape as landscape_report
+from aliceopt.trained.landscape import report as landscape_report
 from landscape_command_cases import PROBLEM, landscape, small_landscapes
 
 
@@ -75,7 +75,7 @@ def test_an_old_landscape_stays_until_there_is_a_new_one(
     def stopped(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("aliceopt.lab.networks.landscapes.Instruments.climb", stopped)
+    monkeypatch.setattr("aliceopt.trained.landscape.survey.Instruments.climb", stopped)
     assert landscape(source, "--out", out, *SMALLEST, "--overwrite").exit_code != 0
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 

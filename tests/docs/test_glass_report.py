@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.networks.presets import PRESETS, Asked, cost_of
+from aliceopt.trained.landscape.presets import PRESETS, Asked, cost_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "glass_report.md").read_text("utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.results.pages import fill
+from aliceopt.cli.pages import fill
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/settings.md", "docs/results.md", "docs/compress.md")

@@ -140,8 +140,8 @@ def test_a_page_is_filled_whole_or_not_at_all(tmp_path):
 
 def test_a_pruned_network_that_does_not_fit_on_the_disk_is_told_by_name(tmp_path):
     """And leaves nothing half written."""
-    from aliceopt.lab.networks.compressing import _Keeper
-    from aliceopt.lab.networks.compression import Result
+    from aliceopt.trained.compress.rows import Result
+    from aliceopt.trained.compress.survey import _Keeper
 
     result = Result("curvature", 0.5, 0, loss=1.0, metric=1.0)
     with full_disk(100), pytest.raises(WriteError, match=r"cannot write '.*pruned-50.pt'"):

@@ -14,10 +14,15 @@ from aliceopt.cli.folders import check_not_both, clear_networks, delete
 from aliceopt.cli.lab import seeds_of, split_names
 from aliceopt.cli.lock import locked
 from aliceopt.cli.refusal import say, told
-from aliceopt.lab.networks import compression_records as records
-from aliceopt.lab.networks.compressing import compress_network
-from aliceopt.lab.networks.compression import ROWS, Ask
-from aliceopt.lab.networks.network import (
+from aliceopt.lab.plans.plan import EXPERIMENTS, PlanError, checked_seeds
+from aliceopt.lab.spec import Run
+from aliceopt.lab.terminal import stdout_console
+from aliceopt.lab.training.stopping import terms_as_interrupts
+from aliceopt.trained.compress import records
+from aliceopt.trained.compress.rows import ROWS, Ask
+from aliceopt.trained.compress.survey import compress_network
+from aliceopt.trained.compress.table import asked_tables, print_tables
+from aliceopt.trained.network import (
     check_new,
     check_same,
     network_of,
@@ -25,11 +30,6 @@ from aliceopt.lab.networks.network import (
     problem_run,
     twin_run,
 )
-from aliceopt.lab.plans.plan import EXPERIMENTS, PlanError, checked_seeds
-from aliceopt.lab.results.compression_table import asked_tables, print_tables
-from aliceopt.lab.spec import Run
-from aliceopt.lab.terminal import stdout_console
-from aliceopt.lab.training.stopping import terms_as_interrupts
 
 SHARES = "0.5,0.7,0.8,0.9"
 
@@ -101,7 +101,7 @@ def compress(
     report and, for every sparsity, the pruned network whose loss is lowest.
     """
     with told():
-        from aliceopt.lab.report.compression import write_compression_report
+        from aliceopt.trained.compress.report import write_compression_report
 
         shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
         chosen = tuple(split_names(criteria) or ROWS)

@@ -134,7 +134,7 @@ def clear_networks(there: Iterable[tuple[Path, Run]], used: Path | None) -> None
 
     None if the weights to be ``used`` now are one of theirs.
     """
-    from aliceopt.lab.networks.network import JOURNAL
+    from aliceopt.trained.network import JOURNAL
 
     places = [run_folder(folder, run.method, run.seed) for folder, run in there]
     if used is not None and used.resolve() in [(p / "checkpoint.pt").resolve() for p in places]:

@@ -293,19 +293,20 @@ def figure(
     if name not in ILLUSTRATIONS + EXPERIMENTS:
         refuse(f"there is no figure {name!r}{meant(name, ILLUSTRATIONS + EXPERIMENTS)}")
     try:
-        from aliceopt.lab import figures
+        from aliceopt import illustrations
+        from aliceopt.lab.figures import draw_experiment
     except ImportError as error:
         refuse(needs_lab(error.name))
     path = Path("out") / f"{name}.png" if out is None else out
     try:
         if name == "glass":
-            written = figures.draw_glass(path, seed=seed)
+            written = illustrations.draw_glass(path, seed=seed)
         elif name == "theorem1":
-            written = figures.draw_theorem1(path, seed=seed)
+            written = illustrations.draw_theorem1(path, seed=seed)
         elif name == "relu":
-            written = figures.draw_relu(path)
+            written = illustrations.draw_relu(path)
         else:
-            written = figures.draw_experiment(experiment_records(name, scale, records), out)
+            written = draw_experiment(experiment_records(name, scale, records), out)
     except ValueError as error:
         refuse(error)
     say(written)

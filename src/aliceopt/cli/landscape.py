@@ -15,9 +15,21 @@ from aliceopt.cli import carry_out, options
 from aliceopt.cli.folders import clear_networks, delete
 from aliceopt.cli.lock import locked
 from aliceopt.cli.refusal import say, told
-from aliceopt.lab.networks.along import Along
-from aliceopt.lab.networks.landscapes import View, see
-from aliceopt.lab.networks.network import (
+from aliceopt.lab.plans.plan import EXPERIMENTS, PlanError
+from aliceopt.lab.provenance import versions
+from aliceopt.lab.spec import LabProblem, Run
+from aliceopt.lab.terminal import stdout_console
+from aliceopt.lab.training.clock import now
+from aliceopt.lab.training.precision import in_words
+from aliceopt.lab.words import counted, meant, settings_in_words
+from aliceopt.lab.writing import replacing, write_tensors
+from aliceopt.landscape.twins import check_swapped
+from aliceopt.trained.landscape import table as tables
+from aliceopt.trained.landscape.along import Along
+from aliceopt.trained.landscape.presets import PARTS, PRESETS, Asked, Cost, cost_of
+from aliceopt.trained.landscape.reading import reading, reading_along
+from aliceopt.trained.landscape.survey import View, see
+from aliceopt.trained.network import (
     Network,
     check_activation,
     check_new,
@@ -29,18 +41,6 @@ from aliceopt.lab.networks.network import (
     twin_run,
     weights_of,
 )
-from aliceopt.lab.networks.presets import PARTS, PRESETS, Asked, Cost, cost_of
-from aliceopt.lab.plans.plan import EXPERIMENTS, PlanError
-from aliceopt.lab.provenance import versions
-from aliceopt.lab.results import landscape_table as tables
-from aliceopt.lab.results.landscape_reading import reading, reading_along
-from aliceopt.lab.spec import LabProblem, Run
-from aliceopt.lab.terminal import stdout_console
-from aliceopt.lab.training.clock import now
-from aliceopt.lab.training.precision import in_words
-from aliceopt.lab.words import counted, meant, settings_in_words
-from aliceopt.lab.writing import replacing, write_tensors
-from aliceopt.landscape.twins import check_swapped
 
 
 def landscape(
@@ -299,7 +299,7 @@ def _tell(
     folder: Path,
     facts: dict[str, str],
 ) -> None:
-    from aliceopt.lab.report.landscape import write_landscape_report  # which takes a second
+    from aliceopt.trained.landscape.report import write_landscape_report  # which takes a second
 
     console = stdout_console()
     old = {folder / name for name in RESULTS}

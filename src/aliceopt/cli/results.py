@@ -46,15 +46,16 @@ def add_(
     also if it was made again with the same results; one that is kept with other
     numbers is refused.
     """
-    from aliceopt.lab.networks.compression_records import read_folder
-    from aliceopt.lab.results import kept, kept_compression
+    from aliceopt.lab.results import kept
     from aliceopt.lab.words import counted
+    from aliceopt.trained.compress import kept as pruning
+    from aliceopt.trained.compress.records import read_folder
 
     with told():
         if not source.exists():
             raise ValueError(f"there is no {str(source)!r}")
-        pruned = source.name.startswith(kept_compression.PREFIX) or bool(read_folder(source))
-        keeper, what = (kept_compression, "result") if pruned else (kept, "run")
+        pruned = source.name.startswith(pruning.PREFIX) or bool(read_folder(source))
+        keeper, what = (pruning, "result") if pruned else (kept, "run")
         lines, left = keeper.gather(source)
         for done in keeper.add(lines, to, overwrite=overwrite):
             said = [f"{counted(done.new, what)} added"]
@@ -81,11 +82,29 @@ def show(
     results: From = KEPT,
 ) -> None:
     """Print means over seeds, with gradients, seconds and precision."""
-    from aliceopt.lab.results.kept_table import print_kept
+    from aliceopt.cli.kept_table import print_kept
+    from aliceopt.lab.plans.plan import EXPERIMENTS
+    from aliceopt.lab.results.kept import read_kept
     from aliceopt.lab.terminal import stdout_console
+    from aliceopt.lab.words import meant
+    from aliceopt.trained.compress.kept import PREFIX, kept_tables
+    from aliceopt.trained.compress.table import print_tables
 
     with told():
-        print_kept(results, experiment, stdout_console())
+        paths = sorted(results.glob(f"{experiment or '*'}.jsonl"))
+        pruned = [path for path in paths if path.name.startswith(PREFIX)]
+        for path in pruned:
+            print_tables(kept_tables(path), stdout_console())
+        if lines := [line for path in paths if path not in pruned for line in read_kept(path)]:
+            print_kept(lines, stdout_console())
+        elif not pruned:
+            if experiment and experiment not in EXPERIMENTS and not experiment.startswith(PREFIX):
+                raise ValueError(f"no experiment {experiment!r}{meant(experiment, EXPERIMENTS)}")
+            of = f" of {experiment!r}" if experiment else ""
+            raise ValueError(
+                f"no results{of} in {str(results)!r}: keep some with aliceopt results add FOLDER, "
+                "the folder being that of aliceopt run"
+            )
 
 
 @app.command()
@@ -126,7 +145,7 @@ def fill(
     results: From = KEPT,
 ) -> None:
     """Write the kept results into pages, where a comment says which belong there."""
-    from aliceopt.lab.results.pages import fill as filled
+    from aliceopt.cli.pages import fill as filled
     from aliceopt.lab.writing import replacing
 
     with told():

@@ -12,15 +12,15 @@ from aliceopt.cli.folders import check_not_both, clear, clear_retuned
 from aliceopt.cli.lab import end, split_names
 from aliceopt.cli.lock import locked
 from aliceopt.cli.refusal import refuse, say, told
-from aliceopt.lab.networks.network import problem_name
+from aliceopt.cli.templates import missing_package, write_template
 from aliceopt.lab.plans.study import Study, study_plan
 from aliceopt.lab.problems.problem import how_to_get
-from aliceopt.lab.problems.templates import missing_package, write_template
 from aliceopt.lab.records import Records, RunRecord
 from aliceopt.lab.results.tuning import tuned
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.training.launch import Launcher
 from aliceopt.lab.training.pool import refuse_fewer
+from aliceopt.trained.network import problem_name
 
 
 def study(

@@ -8,7 +8,6 @@ Rooms, each of which imports only from those above it::
     problems                    a model, its data and a measure of success, of the lab or a user's
     plans                       experiments and studies: which runs there are, nothing left open
     training                    the loop, and the processes that it runs in
-    networks                    trained networks, looked at or made smaller
     results, figures, report    numbers, pictures of them, pages
 """
 

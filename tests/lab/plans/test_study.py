@@ -18,7 +18,6 @@ from torch import nn
 from aliceopt import Alice
 from aliceopt.cli.folders import clear
 from aliceopt.lab import records
-from aliceopt.lab.networks.network import problem_name
 from aliceopt.lab.optimizers.methods import make_method
 from aliceopt.lab.plans.plan import PlanError
 from aliceopt.lab.plans.study import (
@@ -30,6 +29,7 @@ from aliceopt.lab.plans.study import (
 from aliceopt.lab.problems.problem import ProblemError
 from aliceopt.lab.records import Journal, read_plan, read_runs
 from aliceopt.lab.results.numbers import show_seconds
+from aliceopt.trained.network import problem_name
 from lab_cases import TINY, aliceopt, all_events, tiny, write_problem
 
 pytestmark = pytest.mark.usefixtures("own_folder")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from aliceopt.cli.kept_table import kept_rows, mean_and_half
 from aliceopt.lab.records import Journal, RecordError, run_folder, write_plan
-from aliceopt.lab.results import kept_compression
 from aliceopt.lab.results.kept import Kept, add, gather, read_kept, without_kept
 from aliceopt.lab.results.kept_compare import as_filed
-from aliceopt.lab.results.kept_table import kept_rows, mean_and_half
 from aliceopt.lab.typed import to_json
+from aliceopt.trained.compress import kept as kept_compression
 from experiment_records import write_records
 
 pytest.importorskip("typer")

@@ -14,12 +14,12 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
+from aliceopt.cli.pages import fill
 from aliceopt.lab.plans.plan import experiment_plan
 from aliceopt.lab.plans.study import TUNING_SEED
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.kept import Kept, add
 from aliceopt.lab.results.kept_compare import as_filed, changes, compare
-from aliceopt.lab.results.pages import fill
 from experiment_records import kept_run
 
 T2 = 4.302653  # Student's t, 97.5%, two degrees of freedom

@@ -1,4 +1,4 @@
-"""Reports: one HTML file each, of a study or experiment, a compression, a landscape."""
+"""The report of a study or an experiment: one HTML file, and what every page of ours is made of."""
 
 from aliceopt.lab.report.study import write_report
 

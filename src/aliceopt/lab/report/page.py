@@ -35,7 +35,6 @@ def _unbroken(escaped: str) -> str:
 
 
 _PAGES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -44,9 +43,13 @@ _PAGES = Environment(
 _PAGES.filters |= {"unbroken": _unbroken, "data_uri": data_uri}
 
 
-def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Write a page, whole or not at all. Every template has a kind, a title and facts."""
-    content = _PAGES.get_template(template).render(**values)
+def write_page(path: Path, template: Path, **values: Any) -> Path:
+    """Write a page, whole or not at all. Every template has a kind, a title and facts.
+
+    It extends ``base.html`` of this folder, and may include what lies beside either of them.
+    """
+    folders = FileSystemLoader([template.parent, Path(__file__).parent])
+    content = _PAGES.overlay(loader=folders).get_template(template.name).render(**values)
     with replacing(path) as beside:
         beside.write_text(content, encoding="utf-8")
     return path

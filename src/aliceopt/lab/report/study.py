@@ -52,7 +52,7 @@ def write_report(folder: str | os.PathLike[str] | Records, target: float | None 
     commits = ((run.start.get("versions") or {}).get("commit") for run in runs)
     return write_page(
         records.folder / "report.html",
-        "study.html",
+        Path(__file__).with_name("study.html"),
         kind=f"{plan.kind}{scale}",
         plan=plan,
         title=plan.title or plan.name,

@@ -15,12 +15,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from aliceopt.lab.networks.compression import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
-from aliceopt.lab.networks.network import JOURNAL, Network, plain_settings
 from aliceopt.lab.provenance import device_name, versions
 from aliceopt.lab.records import RecordError, run_folder, run_paths
 from aliceopt.lab.spec import Run
 from aliceopt.lab.writing import replacing
+from aliceopt.trained.compress.rows import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
+from aliceopt.trained.network import JOURNAL, Network, plain_settings
 
 Line = dict[str, Any]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aliceopt.claims import relu_network
-from aliceopt.lab.figures import draw_theorem1, theorem1
-from aliceopt.lab.figures.theorem1 import RADII, REACH, Findings, find
+from aliceopt.illustrations import draw_theorem1, theorem1
+from aliceopt.illustrations.theorem1 import RADII, REACH, Findings, find
 from figure_checks import assert_legible
 
 

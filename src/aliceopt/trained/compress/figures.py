@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS, look_of
-from aliceopt.lab.networks.compression import PREDICTED, Result, row_of
-from aliceopt.lab.networks.compression_records import Calibrations
-from aliceopt.lab.results import compression_table as tables
+from aliceopt.trained.compress import table as tables
+from aliceopt.trained.compress.records import Calibrations
+from aliceopt.trained.compress.rows import PREDICTED, Result, row_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

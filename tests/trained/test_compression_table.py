@@ -1,7 +1,7 @@
 """What is said of pruned networks: the criterion to use, and whether its lead is real."""
 
-from aliceopt.lab.networks.compression import PREDICTED, LayerIncrease, Result
-from aliceopt.lab.results.compression_table import (
+from aliceopt.trained.compress.rows import PREDICTED, LayerIncrease, Result
+from aliceopt.trained.compress.table import (
     calibration_rows,
     compression_rows,
     decision,

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from aliceopt.lab.data.splits import Split
 from aliceopt.lab.models.blocks import blocks_of
-from aliceopt.lab.networks.network import Batch, Network
-from aliceopt.lab.networks.presets import Asked, Cost, checked_batches
 from aliceopt.lab.optimizers.methods import make_method
 from aliceopt.lab.plans.plan import PlanError
 from aliceopt.lab.training.precision import autocast, set_products
@@ -40,6 +38,8 @@ from aliceopt.landscape import (
     ladder,
 )
 from aliceopt.landscape.subject import Blocks
+from aliceopt.trained.landscape.presets import Asked, Cost, checked_batches
+from aliceopt.trained.network import Batch, Network
 
 __all__ = ["Instruments", "Tick", "View", "batches_of", "last_step", "see", "silent"]
 

@@ -37,12 +37,12 @@ from aliceopt.lab.records import RecordError
 from aliceopt.lab.results import kept_compare
 from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
 from aliceopt.lab.results.kept_compare import Compared, difference
-from aliceopt.lab.results.kept_compression import page_kinds
 from aliceopt.lab.results.kept_records import kept_records
 from aliceopt.lab.results.numbers import MINUS, show_seconds, signed
 from aliceopt.lab.results.reproduced import judged
 from aliceopt.lab.results.table import method_cells, method_rows
 from aliceopt.lab.words import meant
+from aliceopt.trained.compress.kept import page_kinds
 
 _PLACE = re.compile(r"(<!-- results: (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.compress import weights_of
 from aliceopt.lab.data import generate
-from aliceopt.lab.networks import compressing
-from aliceopt.lab.networks.compression import Ask, Result
-from aliceopt.lab.networks.network import fresh_network, network_of, problem_run, twin_run
-from aliceopt.lab.results.compression_table import difference_rows
 from aliceopt.landscape.twins import check_swapped
+from aliceopt.trained.compress import survey
+from aliceopt.trained.compress.rows import Ask, Result
+from aliceopt.trained.compress.table import difference_rows
+from aliceopt.trained.network import fresh_network, network_of, problem_run, twin_run
 
 SOURCE = """
 import torch
@@ -86,7 +86,7 @@ def test_what_is_pruned_has_the_other_activation_everywhere(source, tmp_path):
     network = network_of(run, tmp_path / "out", torch.device("cpu"))
     x, y = network.validation.inputs, network.validation.targets
     ask, pruned = Ask((0.5,), ("magnitude", "both", "refit"), 30), 0
-    for result, model in compressing.compare(network, 0, ask):
+    for result, model in survey.compare(network, 0, ask):
         if result.criterion == "none":
             continue
         pruned += 1

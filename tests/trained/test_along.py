@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from aliceopt.cli import build
 from aliceopt.lab.figures import style
-from aliceopt.lab.networks.along import Along, moments
-from aliceopt.lab.networks.network import network_of, problem_run
-from aliceopt.lab.networks.presets import PARTS, PRESETS, Asked, Preset
 from aliceopt.lab.records import load_checkpoint
-from aliceopt.lab.report import landscape as landscape_report
 from aliceopt.lab.spec import Run
 from aliceopt.lab.training.train import train
+from aliceopt.trained.landscape import report as landscape_report
+from aliceopt.trained.landscape.along import Along, moments
+from aliceopt.trained.landscape.presets import PARTS, PRESETS, Asked, Preset
+from aliceopt.trained.network import network_of, problem_run
 
 PROBLEM = """
 import torch

@@ -37,8 +37,12 @@ from aliceopt.compress import (
     temper_by_loss,
     weights_of,
 )
-from aliceopt.lab.networks import compression_records as records
-from aliceopt.lab.networks.compression import (
+from aliceopt.lab.records import Journal, save_checkpoint
+from aliceopt.lab.spec import Run
+from aliceopt.lab.training.clock import Clock, now
+from aliceopt.lab.words import counted
+from aliceopt.trained.compress import records
+from aliceopt.trained.compress.rows import (
     POINT,
     WHOLE,
     Ask,
@@ -48,11 +52,7 @@ from aliceopt.lab.networks.compression import (
     Row,
     row_of,
 )
-from aliceopt.lab.networks.network import Batch, Network
-from aliceopt.lab.records import Journal, save_checkpoint
-from aliceopt.lab.spec import Run
-from aliceopt.lab.training.clock import Clock, now
-from aliceopt.lab.words import counted
+from aliceopt.trained.network import Batch, Network
 
 CALIBRATION_BATCHES = 50
 """For BatchNorm statistics and norms of inputs."""

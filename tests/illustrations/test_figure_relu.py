@@ -14,8 +14,9 @@ import torch
 from matplotlib import image
 from matplotlib.figure import Figure
 
-from aliceopt.lab.figures import draw_glass, draw_relu, style
-from aliceopt.lab.figures.relu import gradient_matching_fit, taylor_fit
+from aliceopt.illustrations import draw_glass, draw_relu
+from aliceopt.illustrations.relu import gradient_matching_fit, taylor_fit
+from aliceopt.lab.figures import style
 from figure_checks import assert_legible
 
 
@@ -134,7 +135,7 @@ def test_the_bytes_depend_on_neither_date_nor_personal_settings(
 def test_another_process_without_pyplot_writes_the_same_bytes(tmp_path: Path) -> None:
     """No pyplot state, no display, and no dependence on string hashing."""
     code = (
-        "import sys; from aliceopt.lab.figures import draw_relu; draw_relu(sys.argv[1]);"
+        "import sys; from aliceopt.illustrations import draw_relu; draw_relu(sys.argv[1]);"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     here = draw_relu(tmp_path / "here.svg")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -11,17 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aliceopt.lab.plans.plan import EXPERIMENTS
-from aliceopt.lab.records import RecordError
-from aliceopt.lab.results.compression_table import print_tables
-from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
+from aliceopt.lab.results.kept import Kept, mean_seconds
 from aliceopt.lab.results.kept_compare import changes
-from aliceopt.lab.results.kept_compression import PREFIX, kept_tables
 from aliceopt.lab.results.numbers import NONE, decimals, show_count, show_seconds, show_share
 from aliceopt.lab.results.paired import Paired
 from aliceopt.lab.terminal import new_table
 from aliceopt.lab.training.precision import in_words
-from aliceopt.lab.words import meant
 
 _SHARED = ("experiment", "scale", "device", "method", "precision", "metric", "better")
 
@@ -68,23 +62,8 @@ def kept_rows(lines: Sequence[Kept]) -> list[dict[str, Any]]:
     return rows
 
 
-def print_kept(folder: Path, experiment: str | None, console: Console) -> None:
+def print_kept(lines: Sequence[Kept], console: Console) -> None:
     """A table for every experiment, scale and device."""
-    paths = sorted(folder.glob(f"{experiment or '*'}.jsonl"))
-    pruned = [path for path in paths if path.name.startswith(PREFIX)]
-    for path in pruned:
-        print_tables(kept_tables(path), console)
-    lines = [line for path in paths if path not in pruned for line in read_kept(path)]
-    if pruned and not lines:
-        return
-    if not lines:
-        if experiment and experiment not in EXPERIMENTS and not experiment.startswith(PREFIX):
-            raise RecordError(f"no experiment {experiment!r}{meant(experiment, EXPERIMENTS)}")
-        of = f" of {experiment!r}" if experiment else ""
-        raise RecordError(
-            f"no results{of} in {str(folder)!r}: keep some with aliceopt results add FOLDER, the "
-            "folder being that of aliceopt run"
-        )
     rows = kept_rows(sorted(lines, key=_by_rate))
     for place in dict.fromkeys((r["experiment"], r["scale"], r["device"]) for r in rows):
         mine = [r for r in rows if (r["experiment"], r["scale"], r["device"]) == place]

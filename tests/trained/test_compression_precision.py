@@ -10,11 +10,11 @@ from torch import nn
 
 pytest.importorskip("rich")
 
-from aliceopt.lab.networks import compressing
-from aliceopt.lab.networks.compressing import calibrate
-from aliceopt.lab.networks.compression import Ask
-from aliceopt.lab.networks.network import Network
 from aliceopt.lab.problems.problem import Problem
+from aliceopt.trained.compress import survey
+from aliceopt.trained.compress.rows import Ask
+from aliceopt.trained.compress.survey import calibrate
+from aliceopt.trained.network import Network
 
 
 def test_a_quadratic_is_predicted_exactly_by_every_hessian():
@@ -42,7 +42,7 @@ def test_short_probes_of_a_bf16_network_are_computed_in_float32(monkeypatch):
     )
     seen: list[torch.dtype] = []
     model.register_forward_hook(lambda layer, inputs, outputs: seen.append(outputs.dtype))
-    real, taken = compressing.sensitivity, {}
+    real, taken = survey.sensitivity, {}
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.clear()
@@ -50,9 +50,9 @@ def test_short_probes_of_a_bf16_network_are_computed_in_float32(monkeypatch):
         taken[args[3]] = set(seen)
         return found
 
-    monkeypatch.setattr(compressing, "sensitivity", watched)
+    monkeypatch.setattr(survey, "sensitivity", watched)
     names = ("point", "curvature@1e-3", "curvature")
-    results = [result for result, _ in compressing.compare(network, 0, Ask((0.5,), names, 10))]
+    results = [result for result, _ in survey.compare(network, 0, Ask((0.5,), names, 10))]
     default = results[-1].radius
     full, half = {torch.float32}, {torch.bfloat16}
     assert taken == {1e-4: full, 1e-3: full, default: half}

@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("typer")
 
+from aliceopt.cli.templates import KINDS, template, write_template
 from aliceopt.lab.plans.study import study_plan
 from aliceopt.lab.problems.problem import ProblemError, build_problem
-from aliceopt.lab.problems.templates import KINDS, template, write_template
 from aliceopt.lab.records import read_runs
 from aliceopt.lab.spec import UserProblem
 from aliceopt.lab.training.train import train

@@ -16,10 +16,10 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.figures.power_law import draw_block, mark_powers
-from aliceopt.lab.networks.landscapes import View
-from aliceopt.lab.results.landscape_table import Lines, exponents_along
 from aliceopt.landscape import Slice
 from aliceopt.landscape.subject import without_nan
+from aliceopt.trained.landscape.survey import View
+from aliceopt.trained.landscape.table import Lines, exponents_along
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

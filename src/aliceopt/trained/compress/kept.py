@@ -11,8 +11,11 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from aliceopt.lab.networks.compression import Result, spelled
-from aliceopt.lab.networks.compression_records import (
+from aliceopt.lab.records import RecordError
+from aliceopt.lab.results.kept import Added, merged, write_lines
+from aliceopt.lab.words import counted
+from aliceopt.trained.compress import table as tables
+from aliceopt.trained.compress.records import (
     KINDS,
     Line,
     calibrations_of,
@@ -21,10 +24,7 @@ from aliceopt.lab.networks.compression_records import (
     results_of,
     subject,
 )
-from aliceopt.lab.records import RecordError
-from aliceopt.lab.results import compression_table as tables
-from aliceopt.lab.results.kept import Added, merged, write_lines
-from aliceopt.lab.words import counted
+from aliceopt.trained.compress.rows import Result, spelled
 
 PREFIX = "compress-"
 """What the names of these files begin with."""

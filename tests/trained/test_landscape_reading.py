@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aliceopt.lab.results.landscape_reading import EXPONENT, reading, reading_along
 from aliceopt.landscape import Estimate
+from aliceopt.trained.landscape.reading import EXPONENT, reading, reading_along
 
 RADII = (0.0025, 0.005, 0.01)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aliceopt.lab.networks.landscapes import View
 from aliceopt.lab.results.numbers import signed
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.bounds import FORMS
 from aliceopt.landscape.subject import without_nan
+from aliceopt.trained.landscape.survey import View
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from aliceopt.lab.networks.compression import (
+from aliceopt.lab.results.kept_compare import difference
+from aliceopt.lab.results.numbers import MINUS, show_seconds
+from aliceopt.lab.results.paired import ALPHA, Paired
+from aliceopt.lab.words import counted
+from aliceopt.trained.compress.records import (
+    Calibrations,
+    Line,
+    calibrations_of,
+    results_of,
+)
+from aliceopt.trained.compress.rows import (
     PREDICTED,
     ROWS,
     Ask,
@@ -18,16 +28,6 @@ from aliceopt.lab.networks.compression import (
     Result,
     row_of,
 )
-from aliceopt.lab.networks.compression_records import (
-    Calibrations,
-    Line,
-    calibrations_of,
-    results_of,
-)
-from aliceopt.lab.results.kept_compare import difference
-from aliceopt.lab.results.numbers import MINUS, show_seconds
-from aliceopt.lab.results.paired import ALPHA, Paired
-from aliceopt.lab.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

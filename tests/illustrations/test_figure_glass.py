@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aliceopt.lab.figures import draw_glass, style
-from aliceopt.lab.figures.glass import (
+from aliceopt.illustrations import draw_glass
+from aliceopt.illustrations.glass import (
     HALF_HEIGHT,
     HALF_WIDTH,
     GradientGlass,
@@ -17,6 +17,7 @@ from aliceopt.lab.figures.glass import (
     simulate_glass,
     simulate_losses,
 )
+from aliceopt.lab.figures import style
 from aliceopt.theory.glass_bound import glass_loss_bound, loss_variance
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aliceopt.lab.networks.landscapes import View
-from aliceopt.lab.results.landscape_table import Lines, at_small_end, exponents_along, within
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
+from aliceopt.trained.landscape.survey import View
+from aliceopt.trained.landscape.table import Lines, at_small_end, exponents_along, within
 
 __all__ = ["reading", "reading_along"]
 

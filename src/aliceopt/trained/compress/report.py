@@ -9,22 +9,22 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aliceopt.lab.figures.compression import draw_compression, draw_layers, draw_radii
-from aliceopt.lab.networks.compression import Group, Result
-from aliceopt.lab.networks.compression_records import (
+from aliceopt.lab.records import RecordError
+from aliceopt.lab.report.page import Picture, write_page
+from aliceopt.lab.report.tables import Cell, Row, Table
+from aliceopt.lab.results.numbers import show_count, show_seconds
+from aliceopt.lab.training.precision import in_words
+from aliceopt.lab.words import counted, settings_in_words
+from aliceopt.trained.compress import table as tables
+from aliceopt.trained.compress.figures import draw_compression, draw_layers, draw_radii
+from aliceopt.trained.compress.records import (
     Line,
     calibrations_of,
     read_folder,
     results_of,
     subject,
 )
-from aliceopt.lab.records import RecordError
-from aliceopt.lab.report.page import Picture, write_page
-from aliceopt.lab.report.tables import Cell, Row, Table
-from aliceopt.lab.results import compression_table as tables
-from aliceopt.lab.results.numbers import show_count, show_seconds
-from aliceopt.lab.training.precision import in_words
-from aliceopt.lab.words import counted, settings_in_words
+from aliceopt.trained.compress.rows import Group, Result
 
 _READING = {
     "Criterion": "what decides which weights go: F are squared gradients of batches, h the "
@@ -52,7 +52,7 @@ def write_compression_report(folder: Path, command: str = "") -> Path:
     groups, metric = tables.groups_of(results_of(lines)), lines[0]["metric_name"]
     return write_page(
         folder / "report.html",
-        "compression.html",
+        Path(__file__).with_name("report.html"),
         kind=f"compress, scale {lines[0]['scale']}",
         title=f"Which weights can go: {subject(lines[0])}",
         facts=_facts(lines),

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from aliceopt.lab.figures import landscape as figures
-from aliceopt.lab.networks.landscapes import View
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
-from aliceopt.lab.results.landscape_reading import reading, reading_along
-from aliceopt.lab.results.landscape_table import Lines, at_small_end, exponents_along, short, within
 from aliceopt.landscape import Estimate, Ladder
 from aliceopt.landscape.bounds import FORMS
+from aliceopt.trained.landscape import figures as figures
+from aliceopt.trained.landscape.reading import reading, reading_along
+from aliceopt.trained.landscape.survey import View
+from aliceopt.trained.landscape.table import Lines, at_small_end, exponents_along, short, within
 
 _READING = {
     "Exponent p": "how the square of the gradient's change grows with the radius of a "
@@ -49,7 +49,7 @@ def write_landscape_report(
         pictures.insert(0, Picture(drawn, question, _ALONG, question))
     path = write_page(
         folder / "report.html",
-        "landscape.html",
+        Path(__file__).with_name("report.html"),
         kind="landscape",
         title=facts["Problem"],
         facts="; ".join(filter(None, (facts.get("Batches", ""), facts.get("Date", "")[:10]))),

@@ -18,10 +18,10 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.lab.networks import compressing
-from aliceopt.lab.networks.compression import Ask
-from aliceopt.lab.networks.compression_records import read_folder
-from aliceopt.lab.networks.network import network_of, problem_run
+from aliceopt.trained.compress import survey
+from aliceopt.trained.compress.records import read_folder
+from aliceopt.trained.compress.rows import Ask
+from aliceopt.trained.network import network_of, problem_run
 from lab_cases import PRUNED
 
 
@@ -50,9 +50,9 @@ def test_one_pruned_network_is_alive_at_a_time(source, tmp_path, monkeypatch):
 
     run = problem_run(source, 0)
     network = network_of(run, tmp_path / "out", torch.device("cpu"))
-    monkeypatch.setattr(compressing.copy, "deepcopy", counted)
+    monkeypatch.setattr(survey.copy, "deepcopy", counted)
     ask = Ask((0.3, 0.5, 0.7), ("magnitude",), 20)
-    said = list(compressing.compress_network(network, run, tmp_path / "out", ("a", "b"), ask))
+    said = list(survey.compress_network(network, run, tmp_path / "out", ("a", "b"), ask))
     assert (len(said), seen) == (4, [1, 1, 1])
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from aliceopt.lab.networks.landscapes import Instruments, Tick, silent
-from aliceopt.lab.networks.network import fresh_network
-from aliceopt.lab.networks.presets import Asked, climbing
 from aliceopt.lab.plans.plan import PlanError
 from aliceopt.lab.records import read_events, run_folder
 from aliceopt.lab.spec import Run
 from aliceopt.lab.training.precision import set_products
 from aliceopt.lab.training.train import Loop
 from aliceopt.landscape.floor import CHOOSING_GRADIENTS, LOOKING_GRADIENTS
+from aliceopt.trained.landscape.presets import Asked, climbing
+from aliceopt.trained.landscape.survey import Instruments, Tick, silent
+from aliceopt.trained.network import fresh_network
 
 
 def moments(steps: int, batches: int, every: float) -> list[int]:

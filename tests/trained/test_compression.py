@@ -18,11 +18,12 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from aliceopt.cli import build
-from aliceopt.lab.networks import compressing, compression_records
-from aliceopt.lab.networks.compressing import _Keeper, calibrate
-from aliceopt.lab.networks.compression import PREDICTED, ROWS, WHOLE, Ask, Result
-from aliceopt.lab.networks.network import network_of, problem_run
 from aliceopt.lab.records import Journal
+from aliceopt.trained.compress import records as journals
+from aliceopt.trained.compress import survey
+from aliceopt.trained.compress.rows import PREDICTED, ROWS, WHOLE, Ask, Result
+from aliceopt.trained.compress.survey import _Keeper, calibrate
+from aliceopt.trained.network import network_of, problem_run
 from lab_cases import PRUNED
 
 
@@ -67,7 +68,7 @@ def test_every_criterion_takes_as_many_gradients_and_the_best_network_is_kept(tm
         assert record["gradients"] == (30 if row.gradients else 0)
         assert record["temper"] == row.temper or row.temper is None
     old = {**records[-1], "criterion": "regression"}
-    assert len(compression_records.results_of([*records, old])) == len(records)
+    assert len(journals.results_of([*records, old])) == len(records)
     kept = torch.load(out / "pruned-75.pt", weights_only=True)
     left = sum(int((kept[name] != 0).sum()) for name in ("0.weight", "3.weight"))
     assert left == 40
@@ -112,7 +113,7 @@ def test_a_radius_spelled_in_two_ways_is_one_criterion() -> None:
     assert Ask((0.5,), names).criteria == ("curvature@0.001", "magnitude", "both@0.1")
     line = {"event": "pruned", "criterion": "curvature@1e-3"}
     others = {f.name: 0.0 for f in fields(Result) if f.name not in line}
-    assert [result.criterion for result in compression_records.results_of([others | line])] == [
+    assert [result.criterion for result in journals.results_of([others | line])] == [
         "curvature@0.001"
     ]
 
@@ -144,7 +145,7 @@ def test_an_interrupted_comparison_goes_on_behind_what_is_there(tmp_path, source
             super().write(event, **fields)
             done.append(event)
 
-    monkeypatch.setattr(compressing, "Journal", Killed)
+    monkeypatch.setattr(survey, "Journal", Killed)
     stopped = compress(source, "--out", out, *asked)
     assert stopped.exit_code == 130
     assert "the same command with --resume goes on" in stopped.output
@@ -310,16 +311,16 @@ def test_predictions_are_set_against_what_removal_costs(tmp_path, source):
 def test_criteria_share_measurements_and_each_is_as_if_it_were_alone(tmp_path, source, monkeypatch):
     """Taylor and Fisher take one gradient a batch each, h free of kinks and with glass three."""
     network = network_of(problem_run(source, 0, epochs=1), tmp_path, torch.device("cpu"))
-    real, calls = compressing.sensitivity, []
+    real, calls = survey.sensitivity, []
 
     def counted(*args: Any, **options: Any) -> Any:
         calls.append(options["terms"])
         return real(*args, **options)
 
-    monkeypatch.setattr(compressing, "sensitivity", counted)
+    monkeypatch.setattr(survey, "sensitivity", counted)
 
     def losses(*names: str) -> list[tuple[float, int]]:
-        found = compressing.compare(network, 0, Ask((0.6,), names, 30), [WHOLE])
+        found = survey.compare(network, 0, Ask((0.6,), names, 30), [WHOLE])
         return [(result.loss, result.gradients) for result, _ in found]
 
     names = ("taylor", "fisher", "free", "curvature-few", "both", "glass")
@@ -333,7 +334,7 @@ def test_an_exponent_is_chosen_on_batches_that_the_refit_has_not_seen(
 ):
     """Of training data, in every round; where all are seen, the last; gradients are taken by h."""
     network = network_of(problem_run(source, 0, epochs=1), tmp_path, torch.device("cpu"))
-    real, seen, tempers = compressing.temper_by_loss, [], []
+    real, seen, tempers = survey.temper_by_loss, [], []
 
     def watched(model: Any, measured: Any, sparsity: float, loss: Any, batches: Any, **how: Any):
         there = list(batches)
@@ -341,13 +342,13 @@ def test_an_exponent_is_chosen_on_batches_that_the_refit_has_not_seen(
         tempers.append(real(model, measured, sparsity, loss, there, **how))
         return tempers[-1]
 
-    monkeypatch.setattr(compressing, "temper_by_loss", watched)
+    monkeypatch.setattr(survey, "temper_by_loss", watched)
     ask = Ask((0.75,), ("fisher-measured-refit", "measured"), 40, rounds=2)
     for refitted, chosen, places in ((3, 4, range(4, 8)), (6, 4, (6, 7)), (8, 5, range(3, 8))):
-        monkeypatch.setattr(compressing, "UPDATE_BATCHES", refitted)
-        monkeypatch.setattr(compressing, "CHOICE_BATCHES", chosen)
+        monkeypatch.setattr(survey, "UPDATE_BATCHES", refitted)
+        monkeypatch.setattr(survey, "CHOICE_BATCHES", chosen)
         seen.clear()
-        found = [result for result, _ in compressing.compare(network, 0, ask, [WHOLE])]
+        found = [result for result, _ in survey.compare(network, 0, ask, [WHOLE])]
         assert [share for share, _ in seen] == [0.5, 0.75] * 2
         expected = torch.stack([network.train.batch(0, 0, i)[0] for i in places])
         assert all(torch.equal(torch.stack(batches), expected) for _, batches in seen)

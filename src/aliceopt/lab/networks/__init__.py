@@ -1,1 +1,0 @@
-"""Trained networks, looked at by `aliceopt.landscape` and made smaller by `aliceopt.compress`."""

@@ -1,0 +1,1 @@
+"""A trained network pruned: criteria, the survey, records, their numbers, pictures and page."""
