@@ -40,7 +40,7 @@ def records_of(out: Path, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def test_the_page_names_every_criterion():
-    page = (Path(__file__).parents[3] / "docs/compress.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/compress.md").read_text(encoding="utf-8")
     table = page.partition("| `--criteria` |")[2].partition("\n\n")[0]
     first = " ".join(line.split(" | ")[0] for line in table.splitlines()[2:])
     named = set(re.findall(r"`(.*?)`", first))

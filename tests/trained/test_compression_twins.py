@@ -117,7 +117,7 @@ def test_a_twin_starts_where_the_network_does_and_is_trained_by_itself(source, t
 def test_the_example_has_a_twin_without_kinks(tmp_path, monkeypatch):
     """Six layers and 72,112 weights; on made-up images, whose results are not to be kept."""
     monkeypatch.setenv("ALICEOPT_DATA", str(generate.write("cifar10", tmp_path, size=400)))
-    example = Path(__file__).parents[3] / "examples/cifar_convnet.py"
+    example = Path(__file__).parents[2] / "examples/cifar_convnet.py"
     run = twin_run(problem_run(f"{example}:problem", 0), "gelu")
     network = fresh_network(run, torch.device("cpu"))
     sizes = [weight.parameter.numel() for weight in weights_of(network.model).values()]
