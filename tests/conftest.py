@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Read when cuBLAS starts; deterministic algorithms need it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -22,6 +26,21 @@ def file(tmp_path: Path) -> Path:
     from lab_cases import write_problem
 
     return write_problem(tmp_path)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures that were to be saved, to look into instead of files."""
+    from aliceopt.lab.figures import style
+
+    figures: list[Figure] = []
+
+    def keep(figure: Figure, path: Path) -> Path:
+        figures.append(figure)
+        return path
+
+    monkeypatch.setattr(style, "save", keep)
+    return figures
 
 
 @pytest.fixture
