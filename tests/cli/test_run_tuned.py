@@ -1,5 +1,6 @@
 """``aliceopt run --tune``: rates first, then seeds, in one command that may be given again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ from typer.testing import CliRunner, Result
 
 from aliceopt.cli import build
 from aliceopt.lab.plans.study import TUNING_SEED
-from aliceopt.lab.records import read_found
+from aliceopt.lab.records import read_found, read_plan
+from aliceopt.lab.training import pool
+from aliceopt.lab.training.train import lost
 
-COMMAND = "run pays-small-gpt --scale smoke --methods adamw --seeds 2 --workers 1 --tune 4"
+COMMAND = "--scale smoke --methods adamw --seeds 2 --workers 1 --tune 4"
 
 
-def given(out: Path, *more: str) -> Result:
-    return CliRunner().invoke(build(), [*COMMAND.split(), "--out", str(out), *more])
+def given(out: Path, *more: str, experiment: str = "pays-small-gpt") -> Result:
+    asked = ["run", experiment, *COMMAND.split(), "--out", str(out), *more]
+    return CliRunner().invoke(build(), asked)
 
 
 def test_rates_are_found_and_run_with_all_seeds(own_folder, tmp_path: Path):
@@ -32,6 +36,66 @@ def test_rates_are_found_and_run_with_all_seeds(own_folder, tmp_path: Path):
     assert again.exit_code == 0
     assert again.output == done.output[-len(again.output) :]
     assert "Differences to adamw" in again.output
+    assert "Does it pay? A GPT of 2 layers" in again.output
+    assert "smoke scale" in again.output  # and so no number of the experiment
+    assert (tmp_path / "out" / "report.html").exists()
+    assert {run.seed for run in read_plan(tmp_path / "out").runs} == {0, 1}  # what a table shows
+
+
+def test_all_rounds_have_as_many_threads(own_folder, tmp_path: Path, monkeypatch):
+    """However many runs a round has, or their results would not compare."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(pool, "cores", lambda: 3)
+    done = given(tmp_path / "out", "--workers", "3", "--seeds", "1")
+    assert done.exit_code == 0, done.output
+    found = read_found(tmp_path / "out")
+    assert {run.ran.training.threads for run in found if run.ran} == {1}
+    monkeypatch.setattr(pool, "cores", lambda: 8)  # goes on as it began
+    assert given(tmp_path / "out", "--workers", "3").exit_code == 0
+    assert {run.ran.training.threads for run in read_found(tmp_path / "out") if run.ran} == {1}
+
+
+def test_another_experiments_folder_is_refused(own_folder, tmp_path: Path):
+    """Its runs are not taken for this one's."""
+    assert given(tmp_path / "out", "--seeds", "1").exit_code == 0
+    refused = given(tmp_path / "out", "--seeds", "1", experiment="pays-gpt")
+    assert refused.exit_code == 2
+    assert "holds the records of 'pays-small-gpt'" in refused.output
+
+
+def test_time_that_is_up_ends_it_well(own_folder, tmp_path: Path, monkeypatch):
+    """With what there is, and 130, be it between two rounds."""
+    real, ends = pool.Local.launch, []
+
+    def launch(self, runs, setting, watch):
+        ends.append(setting.deadline)
+        real(self, runs, replace(setting, deadline=0.0 if len(ends) > 1 else None), watch)
+
+    monkeypatch.setattr(pool.Local, "launch", launch)
+    stopped = given(tmp_path / "out", "--minutes", "5")
+    assert stopped.exit_code == 130, stopped.output
+    assert len(set(ends)) == 1  # one end for all rounds
+    assert "the time is up" in stopped.output
+    assert "Differences to adamw" in stopped.output
+    refused = given(tmp_path / "out", "--minutes", "-1")
+    assert "--minutes must be" in refused.output
+
+
+def test_runs_that_fail_are_told(own_folder, tmp_path: Path, monkeypatch):
+    """With an exit code, and beside what there is of the others."""
+    real = pool.train_run
+
+    def fail(run, setting, device, watch):
+        if run.optimizer == "muon":
+            return real(run, setting, device, watch)
+        watch(lost(run, "no luck"))
+        return "failed"
+
+    monkeypatch.setattr(pool, "train_run", fail)
+    told = given(tmp_path / "out", "--methods", "adamw,muon")
+    assert told.exit_code == 1
+    assert "AdamW, lr 0.008 seed 1000 (missing)" in told.output
+    assert "Differences to muon" in told.output
 
 
 def test_a_dry_run_shows_the_first_round(own_folder, tmp_path: Path):

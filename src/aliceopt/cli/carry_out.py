@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,8 @@ from aliceopt.lab.plans import plan as planning
 from aliceopt.lab.plans.plan import PlanError, settings_of
 from aliceopt.lab.plans.study import Study, seconds_of
 from aliceopt.lab.problems.problem import load_data, model_for
-from aliceopt.lab.records import ENDED, RecordError, Records, read_records
+from aliceopt.lab.provenance import device_name
+from aliceopt.lab.records import ENDED, RecordError, Records, read_found, read_records
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.training.launch import Launcher, NoneFits, Setting
@@ -97,39 +98,58 @@ def lasting(
     return study.lasting(known, seconds)
 
 
-@dataclass(frozen=True)
-class How:
-    """How a plan is to be carried out, as the command line says it; what cannot be is refused."""
+def place_here(
+    plan: Plan,
+    folder: Path | None,
+    launcher: str,
+    device: str,
+    workers: int | None,
+    *,
+    tuned: bool = False,
+) -> tuple[str | None, int | None]:
+    """The device that records of a plan's runs will name, and the threads of each on a CPU.
 
-    launcher: Launcher
-    resume: bool = False
-    tensorboard: bool = False
-    minutes: float | None = None
+    With as many threads as runs in the folder began with; where its methods are ``tuned``, three
+    runs of each come first. None, None: others decide.
+    """
+    if launcher != "local" or _under_torchrun():
+        return None, None
+    local = Local(devices(device), workers)
+    there = read_found(folder) if folder is not None and (folder / "plan.json").exists() else []
+    begun = [run.ran.training.threads for run in there if run.ran is not None]
+    runs = 3 * len(plan.methods) if tuned else len(plan.runs)
+    threads = begun[0] if begun else threads_each(local, runs)
+    return device_name(torch.device(local.devices[0]), threads), threads
 
-    def __post_init__(self) -> None:
-        if self.minutes is not None:
-            checked(Positive, self.minutes, "--minutes")
-        if self.tensorboard:
-            importlib.import_module("torch.utils.tensorboard")
+
+def ends_at(minutes: float | None) -> float | None:
+    """When the time will be up, as `Setting` has it."""
+    return None if minutes is None else time.time() + 60 * checked(Positive, minutes, "--minutes")
 
 
-def carry_out(plan: Plan, folder: Path, how: How, *, title: str = "") -> tuple[Records, bool]:
+def check_setting(setting: Setting) -> None:
+    """Refuse TensorBoard where it is not there, before anything is deleted or run."""
+    if setting.tensorboard:
+        importlib.import_module("torch.utils.tensorboard")
+
+
+def carry_out(
+    plan: Plan, launcher: Launcher, setting: Setting, *, title: str = ""
+) -> tuple[Records, bool]:
     """Run what is left of a plan, showing how it goes; False if it was interrupted."""
-    deadline = None if how.minutes is None else time.time() + 60 * how.minutes
     plan = replace(plan, command=command())
-    left = outstanding(plan, folder, resume=how.resume)
+    left = outstanding(plan, setting.folder, resume=setting.resume)
     console = stdout_console()
     if title:
         console.print(f"{title}: {counted(len(left.runs), 'run')}")
     finished = True
     try:
         with terms_as_interrupts(), Live(plan, console, left.runs) as live:
-            setting = Setting(folder, how.resume, how.tensorboard, deadline)
-            left.launch(how.launcher, setting, live)
+            left.launch(launcher, setting, live)
     except KeyboardInterrupt as why:
         console.print(f"{str(why) or 'interrupted'}: what is finished is kept")
         finished = isinstance(why, NoneFits)
-    return read_records(folder, plan), finished
+    return read_records(setting.folder, plan), finished
 
 
 def command() -> str:

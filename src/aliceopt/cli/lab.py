@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -83,8 +84,6 @@ def run(
     dry_run: options.DryRun = False,
 ) -> None:
     """Run an experiment, then print its table, beside the paper's if it is one of the paper's."""
-    from aliceopt.lab.plans.plan import FAMILIES
-
     if whole and minutes is None:
         refuse("--whole needs --minutes: without an end every run fits")
     if tune is not None and (tune < 3 or overwrite or set_):
@@ -93,6 +92,7 @@ def run(
             "with settings as filed: leave out --overwrite and --set"
         )
     asked = _Asked(
+        scale=scale,
         seeds=seeds,
         sets=set_,
         methods=methods,
@@ -102,33 +102,19 @@ def run(
         resume=resume,
         overwrite=overwrite,
         tensorboard=tensorboard,
+        minutes=minutes,
         whole=whole,
         not_in=not_in,
         tune=tune,
         dry_run=dry_run,
     )
-    names = FAMILIES.get(experiment, (experiment,))
-    begun, codes = time.monotonic(), [0]
-    for name in names:
-        place = out / name if out is not None and len(names) > 1 else out
-        left = None if minutes is None else minutes - (time.monotonic() - begun) / 60
-        if left is not None and left <= 0 and name != names[0]:
-            say(f"the time is up: {name} has not begun")
-            codes.append(130)
-            break
-        try:
-            _run_one(name, scale, place, asked, left)
-        except typer.Exit as stopped:  # what is missing or has diverged; the others go on
-            codes.append(stopped.exit_code)
-        if codes[-1] in (2, 130):
-            break
-    if any(codes):
-        raise typer.Exit(max(codes))
+    _run_all(experiment, out, asked)
 
 
 class _Asked(NamedTuple):
     """What is run otherwise than the experiment says, and how."""
 
+    scale: str
     seeds: str | None
     sets: list[str] | None
     methods: str | None
@@ -138,102 +124,134 @@ class _Asked(NamedTuple):
     resume: bool
     overwrite: bool
     tensorboard: bool
+    minutes: float | None
     whole: bool
     not_in: Path | None
     tune: int | None
     dry_run: bool
 
 
-def _run_one(name: str, scale: str, out: Path | None, asked: _Asked, minutes: float | None) -> None:
+def _run_all(experiment: str, out: Path | None, asked: _Asked) -> None:
+    """One experiment, or all of a family, one after the other, until the time is up."""
+    from aliceopt.cli import carry_out
+    from aliceopt.lab.plans.plan import FAMILIES
+
+    with told():
+        deadline = carry_out.ends_at(asked.minutes)
+    names, codes = FAMILIES.get(experiment, (experiment,)), [0]
+    for name in names:
+        if deadline is not None and name != names[0] and time.time() >= deadline:
+            say(f"the time is up: {name} has not begun")
+            codes.append(130)
+            break
+        default = default_folder(name, asked.scale)
+        folder = default if out is None else out if len(names) == 1 else out / name
+        try:
+            _run_one(name, folder, asked, deadline)
+        except typer.Exit as stopped:  # what is missing or has diverged; the others go on
+            codes.append(stopped.exit_code)
+        if codes[-1] in (2, 130):
+            break
+    if any(codes):
+        raise typer.Exit(max(codes))
+
+
+def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> None:
+    """Plan the rounds that are asked for, carry out one after the other, and print what came."""
     from aliceopt.cli import carry_out, preview
     from aliceopt.cli.lock import locked
     from aliceopt.lab.plans.plan import experiment_plan, settings_of
+    from aliceopt.lab.training.launch import Setting
 
-    folder = default_folder(name, scale) if out is None else out
+    records, finished = None, True
     with told(), contextlib.ExitStack() as stack:
-        settings_of(name, scale)  # refuses a name or scale that there is not
+        settings_of(name, asked.scale)  # refuses a name or scale that there is not
         carry_out.check_launcher(*asked.by_whom)
         if not asked.dry_run:
             stack.enter_context(locked(folder))
         planned = partial(
             experiment_plan,
             name,
-            scale,
+            asked.scale,
             sets=asked.sets or [],
             precision=asked.precision,
-            root=carry_out.data_root(name, scale, asked.data, folder, make=not asked.dry_run),
+            root=carry_out.data_root(name, asked.scale, asked.data, folder, make=not asked.dry_run),
         )
         plan = planned(seeds=seeds_of(asked.seeds), methods=split_names(asked.methods))
-        if asked.not_in is not None and not asked.not_in.is_dir():
-            raise ValueError(f"--not-in: there is no folder {str(asked.not_in)!r}")
-        if asked.tune is not None:
-            _run_tuned(plan, folder, asked, minutes, planned)
-            return
-        if asked.not_in is not None:
-            plan = _without_kept(plan, asked.not_in, asked)
-            if not plan.runs:
-                return
+        there = None if asked.overwrite else folder
+        device, threads = carry_out.place_here(plan, there, *asked.by_whom, tuned=bool(asked.tune))
+        rounds = _rounds(plan, folder, asked, device, planned)
         if asked.dry_run:
-            preview.print_plan(plan)
+            if (first := next(rounds, None)) is not None:
+                preview.print_plan(first)
+                if asked.tune is not None:
+                    say("and what follows from these: rates beyond the best, then all seeds there")
             return
-        plan = carry_out.with_data(plan)
         trainer = stack.enter_context(carry_out.launched(*asked.by_whom, whole=asked.whole))
-        how = carry_out.How(trainer, asked.resume, asked.tensorboard, minutes)
-        if asked.overwrite:  # last, when nothing is left that could be refused
-            check_not_both(asked.resume)
-            clear(folder, plan)
-        records, finished = carry_out.carry_out(plan, folder, how)
-        if finished or any(run.status != "missing" for run in records.runs):
-            carry_out.print_experiment(records)
-    end(records, finished)
-
-
-def _run_tuned(
-    plan: Plan, folder: Path, asked: _Asked, minutes: float | None, planned: Callable[..., Plan]
-) -> None:
-    """Run what a comparison of the plan's methods lacks, round by round, and print it."""
-    from aliceopt.cli import carry_out, preview
-    from aliceopt.cli.results import print_compared
-    from aliceopt.lab.results.bracketing import has_run, rounds
-    from aliceopt.lab.results.kept_compare import compare
-
-    assert asked.tune is not None
-    so_far = partial(has_run, plan, folder, asked.not_in, on_cpu=_on_cpu(asked))
-    begun = time.monotonic()
-    with carry_out.launched(*asked.by_whom, whole=asked.whole) as trainer:
-        for part in rounds(plan, so_far, asked.tune, planned):
-            if asked.dry_run:
-                preview.print_plan(part)
-                say("and what follows from these: rates beyond the best, then all seeds there")
-                return
-            left = None if minutes is None else minutes - (time.monotonic() - begun) / 60
-            how = carry_out.How(trainer, True, asked.tensorboard, left)
-            records, finished = carry_out.carry_out(carry_out.with_data(part), folder, how)
+        resume = asked.resume or asked.tune is not None
+        setting = Setting(folder, resume, asked.tensorboard, deadline, threads)
+        carry_out.check_setting(setting)
+        for part in map(carry_out.with_data, rounds):
+            if asked.overwrite:  # last, when nothing is left that could be refused
+                check_not_both(asked.resume)
+                clear(folder, part)
+            records, finished = carry_out.carry_out(part, trainer, setting)
             if not finished or carry_out.missing(records):
                 break
-        else:
-            finished, records = True, None
-    if lines := so_far():
-        to = "adamw" if "adamw" in plan.methods else next(iter(plan.methods))
-        print_compared(compare(lines, to), to)
+        if asked.tune is not None:
+            best = _print_tuned(plan, folder, asked.not_in, device, planned)
+            records = best if records is None else records
+        elif records and (finished or any(run.status != "missing" for run in records.runs)):
+            carry_out.print_experiment(records)
     if records is not None:
         end(records, finished)
 
 
-def _on_cpu(asked: _Asked) -> bool | None:
-    """Whether runs are trained on a CPU; None where others decide."""
+def _rounds(
+    plan: Plan, folder: Path, asked: _Asked, device: str | None, planned: Callable[..., Plan]
+) -> Iterator[Plan]:
+    """What is to be run: the plan, without what is kept; or rates first, by what came of them."""
+    from aliceopt.lab.results import bracketing, kept
+
+    kept_in = asked.not_in
+    if kept_in is not None and not kept_in.is_dir():
+        raise ValueError(f"--not-in: there is no folder {str(kept_in)!r}")
+    if asked.tune is not None:
+        if kept_in is not None and device is None:
+            raise ValueError(
+                "--tune with --not-in compares with runs of the same device, which neither "
+                "torchrun nor --launcher ray tells beforehand: leave out --not-in"
+            )
+        so_far = partial(bracketing.has_run, plan, folder, kept_in, device=device)
+        return bracketing.rounds(plan, so_far, asked.tune, planned)
+    if kept_in is not None:
+        left = kept.without_kept(plan, kept_in, device=device)
+        say(f"{kept_in} keeps {len(plan.runs) - len(left.runs)} of {len(plan.runs)} runs")
+        plan = left
+    return iter([plan] if plan.runs else [])
+
+
+def _print_tuned(
+    plan: Plan, folder: Path, kept: Path | None, device: str | None, planned: Callable[..., Plan]
+) -> Records | None:
+    """The runs that count, as of any experiment, and every method beside one of them."""
     from aliceopt.cli import carry_out
+    from aliceopt.cli.results import print_compared
+    from aliceopt.lab.records import read_records, write_plan
+    from aliceopt.lab.results.bracketing import at_best, has_run
+    from aliceopt.lab.results.kept_compare import by_rate, compare
 
-    launcher, device, _ = asked.by_whom
-    return None if launcher != "local" else carry_out.devices(device) == ["cpu"]
-
-
-def _without_kept(plan: Plan, folder: Path, asked: _Asked) -> Plan:
-    from aliceopt.lab.results.kept import without_kept
-
-    left = without_kept(plan, folder, on_cpu=_on_cpu(asked))
-    say(f"{folder} keeps {len(plan.runs) - len(left.runs)} of {len(plan.runs)} runs")
-    return left
+    lines = has_run(plan, folder, kept, device=device)
+    records, best = None, at_best(plan, folder, lines, planned)
+    if best is not None:
+        best = replace(carry_out.with_data(best), command=carry_out.command())
+        write_plan(folder, best)
+        records = read_records(folder, best)
+        carry_out.print_experiment(records)
+    tried = by_rate(lines)
+    if (to := next((m for m in ("adamw", *plan.methods) if m in tried), None)) is not None:
+        print_compared(compare(lines, to), to)
+    return records
 
 
 def end(records: Records, finished: bool) -> None:

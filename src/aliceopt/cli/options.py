@@ -58,7 +58,8 @@ NotIn = Annotated[
     Path | None,
     typer.Option(
         metavar="RESULTS",
-        help="Leave out runs whose results this folder keeps, as aliceopt results add wrote them.",
+        help="Leave out runs whose results this folder keeps, as aliceopt results add wrote them, "
+        "of this device, and on a CPU with as many threads.",
     ),
 ]
 TuneFirst = Annotated[

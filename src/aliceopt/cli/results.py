@@ -125,12 +125,19 @@ def compare(
 
 def print_compared(rows: Iterable[Compared], to: str) -> None:
     """A table of methods beside one of them, and what its columns are."""
+    from aliceopt.lab.plans.plan import settings_of
     from aliceopt.lab.results.kept_compare import HEAD
     from aliceopt.lab.terminal import new_table, stdout_console
 
     table, console = new_table(*HEAD), stdout_console()
+    rows = list(rows)
     for row in rows:
         table.add_row(*row.cells())
+    one = next(iter(rows[0].runs.values()))
+    title = settings_of(one.experiment, one.scale)["title"]
+    console.print(title, style="bold", markup=False)
+    said = ", ".join([one.data, f"{one.scale} scale", one.precision, one.device])
+    console.print(said, markup=False, highlight=False)
     console.print(table)
     console.print(
         f"Differences to {to}, paired by seed, \u00b1 half of their 95% interval; edge: no "

@@ -18,7 +18,7 @@ from aliceopt.lab.problems.problem import how_to_get
 from aliceopt.lab.records import Records, RunRecord
 from aliceopt.lab.results.tuning import tuned
 from aliceopt.lab.spec import Plan
-from aliceopt.lab.training.launch import Launcher
+from aliceopt.lab.training.launch import Launcher, Setting
 from aliceopt.lab.training.pool import refuse_fewer
 from aliceopt.trained.network import problem_name
 
@@ -81,15 +81,17 @@ def study(
             preview.print_study(plan, plan.final.paces or carry_out.paces(plan, here, workers))
             return
         trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
-        records, finished = _carry_out(plan, folder, trainer, resume, overwrite, tensorboard)
+        setting = Setting(folder, resume, tensorboard)
+        carry_out.check_setting(setting)
+        records, finished = _carry_out(plan, trainer, setting, overwrite)
     end(records, finished)
 
 
 def _carry_out(
-    plan: Study, folder: Path, trainer: Launcher, resume: bool, overwrite: bool, tensorboard: bool
+    plan: Study, trainer: Launcher, setting: Setting, overwrite: bool
 ) -> tuple[Records, bool]:
     """Tune the rates, train with them, and report; what is there is gone on with, if it may be."""
-    how = carry_out.How(trainer, resume, tensorboard)
+    folder, resume = setting.folder, setting.resume
     if overwrite:  # last, when nothing is left that could be refused
         check_not_both(resume)
         clear(folder, plan.final)
@@ -98,9 +100,10 @@ def _carry_out(
 
     def tune(tuning: Plan) -> list[RunRecord]:
         """Unless all runs have ended nothing is chosen, and the command ends here."""
-        once_more = replace(how, resume=resume or next(rounds) > 0)
+        again = resume or next(rounds) > 0
+        here = replace(setting, folder=folder / "tuning", resume=again)
         records, finished = carry_out.carry_out(
-            tuning, folder / "tuning", once_more, title="tuning learning rates"
+            tuning, trainer, here, title="tuning learning rates"
         )
         if not finished or carry_out.missing(records):
             say("stopped while tuning learning rates; what was tried is kept")
@@ -111,7 +114,7 @@ def _carry_out(
     anew = clear_retuned(final, folder) if resume and plan.most > 1 else []
     if anew:
         say(f"another learning rate is best now, so made anew: {', '.join(anew)}")
-    records, finished = carry_out.carry_out(final, folder, how)
+    records, finished = carry_out.carry_out(final, trainer, setting)
     carry_out.print_study(records)
     return records, finished
 

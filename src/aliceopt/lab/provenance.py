@@ -15,11 +15,12 @@ import aliceopt
 from aliceopt.lab.words import counted
 
 
-def device_name(device: torch.device) -> str:
-    """What the numbers were made on."""
+def device_name(device: torch.device, threads: int | None = None) -> str:
+    """What numbers are made on, on a CPU with so many threads, by default those of this process."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"
+    used = counted(torch.get_num_threads() if threads is None else threads, "thread")
+    return f"{device.type} ({platform.machine()}, {used})"
 
 
 @cache

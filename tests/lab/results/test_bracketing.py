@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from aliceopt.lab.plans.plan import PlanError, experiment_plan
 from aliceopt.lab.plans.study import TUNING_SEED
 from aliceopt.lab.results.bracketing import has_run, lacking, rounds
 from aliceopt.lab.results.kept import Kept, add
+from aliceopt.lab.results.kept_compare import best_rate, by_rate
 from aliceopt.lab.spec import Plan
 from experiment_records import kept_run
 
@@ -102,10 +104,20 @@ def test_rounds_name_runs_as_a_user_would():
     assert told[1:] == [[("adamw", 0), ("adamw", 1)]]
 
 
-def test_rounds_end_where_runs_do_not():
-    """A run that fails is not asked for again and again."""
-    asked = list(rounds(plan_of(), list, 7, lambda **more: plan_of(**more)))
-    assert len(asked) == 1
+def test_what_ends_without_counting_is_told():
+    """Runs in the folder from another device, say: they are not asked for again and again."""
+    asked = rounds(plan_of(), list, 7, lambda **more: plan_of(**more))
+    assert len(next(asked).runs) == 3
+    with pytest.raises(PlanError, match="what has ended does not count: .* one device"):
+        next(asked)
+
+
+def test_data_of_another_size_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
+    """Its runs are of other lengths, and would compare with nothing."""
+    plan = plan_of()
+    longer = replace(plan, runs=[replace(run, steps=run.steps + 7) for run in plan.runs])
+    with pytest.raises(PlanError, match=r"would have steps 1007"):
+        list(rounds(longer, list, 7, plan_of))
 
 
 @pytest.mark.parametrize(
@@ -122,13 +134,33 @@ def test_what_would_not_choose_a_rate_is_refused(more: dict[str, object], told: 
 
 
 def test_only_runs_like_those_that_are_planned_count(tmp_path: Path):
-    """Of the plan's methods, scale, precision and kind of device, as filed."""
+    """Of the plan's experiment, methods, scale, precision and device, as filed."""
     mine = one("adamw", 2e-3, 0, 1.0)
     other = kept_run("pays-gpt", "adamw", 0, 1.0, scale="long")
     add([mine, other, one("muon", 2e-3, 0, 1.0)], tmp_path)
     plan = plan_of(precision=mine.precision)
-    on_cpu = mine.device.startswith("cpu")
-    assert has_run(plan, tmp_path / "none", tmp_path, on_cpu=on_cpu) == [mine]
-    assert has_run(plan, tmp_path / "none", tmp_path, on_cpu=not on_cpu) == []
-    assert has_run(plan, tmp_path / "none", None, on_cpu=None) == []
-    assert has_run(plan_of(precision="float32"), tmp_path, tmp_path, on_cpu=None) == []
+    assert has_run(plan, tmp_path / "none", tmp_path, device=mine.device) == [mine]
+    assert has_run(plan, tmp_path / "none", tmp_path, device=f"{mine.device}, another") == []
+    assert has_run(plan, tmp_path / "none", None, device=None) == []
+    assert has_run(plan_of(precision="float32"), tmp_path, tmp_path, device=None) == []
+    there = tmp_path / "pays-gpt.jsonl"
+    there.rename(tmp_path / "pays-vit.jsonl")  # of another experiment, wherever it stands
+    assert has_run(replace(plan, name="pays-vit"), tmp_path, tmp_path, device=None) == []
+
+
+def test_of_equal_rates_the_lowest_is_best():
+    """In whatever order the lines stand."""
+    ends = {2e-3: 1.0, 1e-3: 1.0, 5e-4: 2.0}
+    lines = [one("adamw", rate, TUNING_SEED, final) for rate, final in ends.items()]
+    for order in (lines, lines[::-1]):
+        assert best_rate(by_rate(order)["adamw"]) == 1e-3
+
+
+@pytest.mark.parametrize(("experiment", "best"), [("pays-gpt", 1e-3), ("pays-resnet18", 4e-3)])
+def test_the_best_is_what_the_metric_calls_better(experiment: str, best: float):
+    """The lowest loss, and the highest accuracy."""
+    lines = [
+        kept_run(experiment, f"adamw@{rate!r}", TUNING_SEED, final)
+        for rate, final in ((1e-3, 1.0), (2e-3, 2.0), (4e-3, 3.0))
+    ]
+    assert best_rate(by_rate(lines)["adamw"]) == best

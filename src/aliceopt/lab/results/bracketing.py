@@ -6,26 +6,26 @@ none beyond the best is left to try, the method is run at that rate with the see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from aliceopt.lab.plans.plan import PlanError
 from aliceopt.lab.plans.study import TUNING_SEED
 from aliceopt.lab.results.kept import Kept, ended_runs, read_kept
-from aliceopt.lab.results.kept_compare import Rates, as_filed, best_rate, by_rate
+from aliceopt.lab.results.kept_compare import Rates, as_filed, best_rate, by_rate, changed
 from aliceopt.lab.spec import Plan
 
-__all__ = ["has_run", "lacking", "rounds"]
+__all__ = ["at_best", "has_run", "lacking", "rounds"]
 
 Lacking = tuple[str, float, int]
 """A method, a rate, and a seed."""
 
 
-def has_run(plan: Plan, folder: Path, kept: Path | None, *, on_cpu: bool | None) -> list[Kept]:
+def has_run(plan: Plan, folder: Path, kept: Path | None, *, device: str | None) -> list[Kept]:
     """The runs of a plan's methods that have ended in its folder, or that ``kept`` has.
 
-    Those with its precision and with settings as filed; of a CPU or of GPUs, unless it is None.
+    Those of its experiment, with its precision and settings as filed, on that device, unless None.
     """
     lines = [] if kept is None else read_kept(kept / f"{plan.name}.jsonl")
     if (folder / "plan.json").exists():
@@ -33,9 +33,10 @@ def has_run(plan: Plan, folder: Path, kept: Path | None, *, on_cpu: bool | None)
     return [
         line
         for line in as_filed(lines)
-        if (line.scale, line.precision) == (plan.scale, plan.training.precision)
+        if (line.experiment, line.scale) == (plan.name, plan.scale)
+        and line.precision == plan.training.precision
         and line.method.partition("@")[0] in plan.methods
-        and on_cpu in (None, line.device.startswith("cpu"))
+        and device in (None, line.device)
     ]
 
 
@@ -79,6 +80,22 @@ def rounds(
 
     ``run`` returns what has been run so far. ``planned`` is given methods, at rates, and seeds.
     """
+    filed, before = _filed_rates(plan), None
+    while left := lacking(run(), filed, plan.seeds, most):
+        if left == before:
+            raise PlanError(
+                "what has ended does not count: runs that compare are of one device, with as many "
+                "threads on a CPU; choose another --out"
+            )
+        before = left
+        yield _of_runs(
+            planned,
+            {(key if rate == filed[key] else f"{key}@{rate!r}", seed) for key, rate, seed in left},
+        )
+
+
+def _filed_rates(plan: Plan) -> dict[str, float]:
+    """Every method's rate; what would not be compared afterwards is refused."""
     if TUNING_SEED in plan.seeds:
         raise PlanError(f"seed {TUNING_SEED} chooses rates: leave it out of --seeds")
     filed = {}
@@ -88,14 +105,34 @@ def rounds(
         if method.lr is None:
             raise PlanError(f"--tune: {key} has no learning rate")
         filed[key] = method.lr
-    before = None
-    while (left := lacking(run(), filed, plan.seeds, most)) and left != before:
-        before = left
-        named = {
-            (key if rate == filed[key] else f"{key}@{rate!r}", seed) for key, rate, seed in left
-        }
-        every = planned(
-            methods=list(dict.fromkeys(name for name, _ in sorted(named))),
-            seeds=sorted({seed for _, seed in named}),
+    if other := changed(plan.name, plan.scale, plan.run(plan.runs[0])):
+        raise PlanError(
+            f"--tune compares runs of {plan.name} as it is filed, and with this data they would "
+            f"have {', '.join(other)}"
         )
-        yield replace(every, runs=[r for r in every.runs if (r.method, r.seed) in named])
+    return filed
+
+
+def at_best(
+    plan: Plan, folder: Path, lines: Sequence[Kept], planned: Callable[..., Plan]
+) -> Plan | None:
+    """The runs of the folder that count: each method at its best rate, without the tuning seed.
+
+    ``lines`` has what has been run, there or elsewhere. None: there is no such run.
+    """
+    best = {method: best_rate(rates) for method, rates in by_rate(lines).items()}
+    runs = {
+        (line.method, line.seed)
+        for line in has_run(plan, folder, None, device=None)
+        if line.config.options["lr"] == best.get(line.method.partition("@")[0])
+        and line.seed != TUNING_SEED
+    }
+    return _of_runs(planned, runs) if runs else None
+
+
+def _of_runs(planned: Callable[..., Plan], named: Collection[tuple[str, int]]) -> Plan:
+    """The plan of these methods and seeds, in the order of its file."""
+    every = planned(
+        methods=sorted({name for name, _ in named}), seeds=sorted({seed for _, seed in named})
+    )
+    return replace(every, runs=[r for r in every.runs if (r.method, r.seed) in named])

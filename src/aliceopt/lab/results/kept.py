@@ -138,17 +138,17 @@ def _anywhere(config: Run) -> Run:
     return replace(config, problem=replace(config.problem, data=data))
 
 
-def without_kept(plan: Plan, folder: Path, *, on_cpu: bool | None) -> Plan:
+def without_kept(plan: Plan, folder: Path, *, device: str | None) -> Plan:
     """The plan's runs whose results the folder does not keep, and the methods that are left.
 
-    Those of a CPU and of GPUs are told apart; by None they are not.
+    Only those of the device count; by None those of any.
     """
 
     def identity(config: Run) -> Line:  # a rate behind a method's name is among its options
         return {**_settings(config), "method": config.method.partition("@")[0], "seed": config.seed}
 
     lines = [x for x in read_kept(folder / f"{plan.name}.jsonl") if x.scale == plan.scale]
-    mine = [x for x in lines if on_cpu in (None, x.device.startswith("cpu"))]
+    mine = [x for x in lines if device in (None, x.device)]
     there = [identity(x.config) for x in mine]
     left = [run for run in plan.runs if identity(_anywhere(plan.run(run))) not in there]
     named = {run.method for run in left}

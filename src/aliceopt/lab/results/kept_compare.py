@@ -10,7 +10,7 @@ way. Only runs of the same settings are compared; the others say in what they di
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -98,15 +98,19 @@ def as_filed(lines: Sequence[Kept]) -> list[Kept]:
 
 
 def changes(line: Kept) -> list[str]:
-    """A kept run's problem, options and schedule where they are not the filed ones.
+    """A kept run's problem, options and schedule where they are not the filed ones."""
+    return changed(line.experiment, line.scale, replace(line.config, method=line.method))
 
-    Like ``max_grad_norm 1.0``, or ``no max_grad_norm``. A learning rate behind the method's name,
-    ``adamw@1e-3``, is no change.
+
+def changed(experiment: str, scale: str, run: Run) -> list[str]:
+    """Like ``max_grad_norm 1.0``, or ``no max_grad_norm``, of any run of an experiment.
+
+    A learning rate behind the method's name, ``adamw@1e-3``, is no change.
     """
-    filed = _filed(line.experiment, line.scale, line.method)
+    filed = _filed(experiment, scale, run.method)
     if filed is None:
         return ["no longer filed"]
-    mine = _named(line.config)
+    mine = _named(run)
     names = [name for name in {**filed, **mine} if mine.get(name) != filed.get(name)]
     return [f"{name} {mine[name]}" if name in mine else f"no {name}" for name in names]
 
@@ -121,10 +125,12 @@ def _filed(experiment: str, scale: str, method: str) -> dict[str, Any] | None:
 
 
 def _named(run: Run) -> dict[str, Any]:
-    """The settings of a run that make it another one, by name."""
-    training = to_json(run.training)
+    """The settings of a run that make it another one, by name; wherever its data lies."""
+    training, problem = to_json(run.training), to_json(run.problem)
     course = {name: training[name] for name in ("steps", "schedule", "validation_batches")}
-    return {"optimizer": run.optimizer, **run.options, **course, **to_json(run.problem)}
+    course |= {"compile": True} if run.training.compile else {}
+    problem["data"] = {k: v for k, v in problem["data"].items() if k != "root"}
+    return {"optimizer": run.optimizer, **run.options, **course, **problem}
 
 
 def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -> list[Compared]:
@@ -165,7 +171,7 @@ def by_rate(lines: Sequence[Kept]) -> dict[str, dict[float, dict[int, Kept]]]:
 
 
 def best_rate(rates: Rates, usual: float | None = None) -> float:
-    """The rate that ended best at the tuning seed.
+    """The rate that ended best at the tuning seed, of equal ones the lowest.
 
     A method that was not tuned is taken at the ``usual`` rate, that of the method compared with; if
     it was not tried there, at the one with most runs.
@@ -176,7 +182,7 @@ def best_rate(rates: Rates, usual: float | None = None) -> float:
         most = max(rates, key=lambda rate: len(rates[rate]))
         return most if usual is None or usual not in rates else usual
     higher = next(iter(ends.values())).better == "higher"
-    return (max if higher else min)(finals, key=lambda rate: finals[rate])
+    return (max if higher else min)(sorted(finals), key=finals.__getitem__)
 
 
 def _others(runs: Runs) -> dict[int, Kept]:

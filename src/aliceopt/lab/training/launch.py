@@ -36,14 +36,16 @@ class NoneFits(KeyboardInterrupt):
 class Setting:
     """What all runs of a plan share: where their records go, what is written besides, until when.
 
-    ``deadline`` is in seconds of `time.time`, or None. ``sharing`` is how many runs a GPU trains at
-    once: with more than one, their seconds are not those of a run alone.
+    ``deadline`` is in seconds of `time.time`, or None. ``threads`` are those of each run on a CPU,
+    where none of its plan has begun; None: a share of the cores. ``sharing`` is how many runs a GPU
+    trains at once: with more than one, their seconds are not those of a run alone.
     """
 
     folder: Path
     resume: bool = False
     tensorboard: bool = False
     deadline: float | None = None
+    threads: int | None = None
     sharing: int = 1
 
     @property

@@ -80,7 +80,8 @@ class Left:
         write_plan(setting.folder, self.plan)
         # Sums depend on the threads of a run, so a plan goes on with those it began with.
         before = [record.ran.training.threads for record in self.records if record.ran]
-        threads = before[0] if before else threads_each(launcher, len(self.records))
+        threads = before[0] if before else setting.threads
+        threads = threads or threads_each(launcher, len(self.records))
         launcher.launch([_threaded(run, threads) for run in self.runs], setting, watch)
 
 
