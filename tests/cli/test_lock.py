@@ -166,3 +166,12 @@ def test_a_refused_command_changes_nothing(command, tmp_path):
         result = CliRunner().invoke(build(), [*command, "--out", str(tmp_path), "--dry-run"])
         assert result.exit_code == 0, result.output
         assert content(tmp_path) == before
+
+
+def test_a_file_is_no_folder_for_records(tmp_path):
+    """It is said to be one, and stays as it is."""
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="notes' is a file, and records need a folder"):
+        with locked(tmp_path / "notes"):
+            pass
+    assert (tmp_path / "notes").read_text() == "mine"

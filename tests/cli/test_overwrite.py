@@ -31,7 +31,7 @@ def test_a_folder_with_records_is_not_written_to_without_a_word(tmp_path):
     assert records.read_text() == before
     result = quick("--resume", "--set", "methods.adam.lr=0.5")
     assert result.exit_code == 2
-    assert "made with other settings (options)" in result.output
+    assert "made with other settings (lr 0.001, now 0.5)" in result.output
     (place / "adam/notes.txt").write_text("mine")
     result = quick("--overwrite", "--set", "methods.adam.lr=0.5")
     assert result.exit_code == 0

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import typer
 
 try:
+    import filelock as _filelock  # noqa: F401
     import rich as _rich  # noqa: F401
     import typer as _typer  # noqa: F401
 except ModuleNotFoundError as error:

@@ -36,8 +36,9 @@ SHARES = "0.5,0.7,0.8,0.9"
 Problem = Annotated[
     str | None,
     typer.Argument(
+        callback=options.or_digits,
         help="An experiment with a method adamw (aliceopt list), or file.py:function as for "
-        "aliceopt study; by default a small convnet on digits."
+        "aliceopt study; by default digits, a small convnet.",
     ),
 ]
 Twin = Annotated[

@@ -154,7 +154,7 @@ def clear_retuned(plan: Plan, folder: Path) -> list[str]:
     labels: dict[str, None] = {}
     for record in read_runs(folder, plan):
         options = plan.methods[record.method].options
-        before = {} if record.ran is None else record.ran.options
+        before = options if record.ran is None else record.ran.options
         if before != options and {**before, "lr": options["lr"]} == options:
             _clear_run(run_folder(folder, record.method, record.seed))
             labels[record.label] = None

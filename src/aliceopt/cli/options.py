@@ -7,6 +7,12 @@ from typing import Annotated
 
 import typer
 
+
+def or_digits(problem: str | None) -> str | None:
+    """The default by its name is the default."""
+    return None if problem == "digits" else problem
+
+
 # ---- what is run, and where it goes ------------------------------------------------------------
 
 Experiment = Annotated[str, typer.Argument(help="See aliceopt list.")]
@@ -152,9 +158,10 @@ FigureSeed = Annotated[
 Problem = Annotated[
     str | None,
     typer.Argument(
+        callback=or_digits,
         help="Your own problem, file.py:function or package.module:function, a function "
         "without arguments that returns model, loss, train and validation data (start from "
-        "aliceopt new-problem). By default a small convnet on scikit-learn's digits."
+        "aliceopt new-problem). By default digits, a small convnet on scikit-learn's.",
     ),
 ]
 ProblemOption = Annotated[
@@ -216,9 +223,9 @@ Measured = Annotated[
     str | None,
     typer.Argument(
         metavar="PROBLEM|CHECKPOINT",
+        callback=or_digits,
         help="An experiment (aliceopt list), or file.py:function as for aliceopt study, which "
-        "is trained first; or the checkpoint.pt of a run. By default a small convnet on "
-        "digits.",
+        "is trained first; or the checkpoint.pt of a run. By default digits, a small convnet.",
     ),
 ]
 Preset = Annotated[str, typer.Option(help="quick, standard or thorough.")]

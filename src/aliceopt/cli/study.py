@@ -19,7 +19,7 @@ from aliceopt.lab.records import Records, RunRecord
 from aliceopt.lab.results.tuning import tuned
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.training.launch import Launcher, Setting
-from aliceopt.lab.training.pool import refuse_fewer
+from aliceopt.lab.training.pool import outstanding, refuse_fewer
 from aliceopt.trained.network import problem_name
 
 
@@ -95,7 +95,9 @@ def _carry_out(
     if overwrite:  # last, when nothing is left that could be refused
         check_not_both(resume)
         clear(folder, plan.final)
-    refuse_fewer(plan.final, folder)  # before rates are tuned for less
+    refuse_fewer(plan.final, folder)  # before rates are tuned for less,
+    if plan.most > 1 and not resume:
+        outstanding(plan.final, folder, resume=False)  # or beside what is there
     rounds = itertools.count()  # each but the first goes on from the last
 
     def tune(tuning: Plan) -> list[RunRecord]:

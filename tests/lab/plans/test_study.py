@@ -104,7 +104,7 @@ def test_a_study_does_not_go_on_with_less_than_it_has(tmp_path):
     folder = tmp_path / "runs/study-digits"
     before = all_events(folder)
     less = [("--baselines", "adam", "--seeds", 2), (*both, "--seeds", 1)]
-    for fewer, lost in zip(less, ("SGD-M", "Adam; SGD-M"), strict=True):
+    for fewer, lost in zip(less, ("SGD-M", "Adam seed 1; SGD-M seed 1"), strict=True):
         result = aliceopt(*grid, *fewer, "--resume")
         assert result.exit_code == 2
         assert f"also holds results of {lost} that this command leaves out" in result.stderr
@@ -116,6 +116,39 @@ def test_a_study_does_not_go_on_with_less_than_it_has(tmp_path):
         journal.write("end", status="failed", reason="its disk was full")
         journal.close()
     assert aliceopt(*grid, "--baselines", "adam", "--seeds", 3, "--resume").exit_code == 0
+
+
+def test_records_of_an_untuned_study_are_refused_before_rates_are_tuned(tmp_path):
+    """Hours of tuning would be lost to the refusal."""
+    assert tiny("--tune", 1).exit_code == 0
+    before = all_events(tmp_path / "runs/study-digits")
+    refused = tiny("--tune", 3)
+    assert refused.exit_code == 2
+    assert "already holds records of 6 runs" in refused.output
+    assert not (tmp_path / "runs/study-digits/tuning").exists()
+    assert all_events(tmp_path / "runs/study-digits") == before
+
+
+def test_more_seeds_make_no_run_anew(tmp_path):
+    """Seeds that have not begun have no rate that could be another."""
+    few = ("study", "--terms", "", "--baselines", "adam", "--epochs", 0.2, "--tune", 3)
+    few = (*few, "--workers", 1, "--device", "cpu", "--seeds")
+    assert aliceopt(*few, 1).exit_code == 0
+    before = all_events(tmp_path / "runs/study-digits")
+    more = aliceopt(*few, 2, "--resume")
+    assert more.exit_code == 0, more.output
+    assert "made anew" not in more.output
+    assert before.items() <= all_events(tmp_path / "runs/study-digits").items()
+
+
+def test_the_default_may_be_named(tmp_path):
+    """As folders and tables do; the folder is the same."""
+    shown = aliceopt("study", "digits", "--dry-run", "--terms", "", "--baselines", "adam")
+    assert shown.exit_code == 0, shown.output
+    assert "digits" in shown.output
+    for other in ("landscape", "compress"):
+        refused = aliceopt(other, "digits", "--device", "nosuch")
+        assert "--device must be auto, cpu, cuda or cuda:N" in refused.output
 
 
 def test_a_terminal_that_cannot_say_a_name_loses_nothing(tmp_path):

@@ -108,7 +108,7 @@ def test_what_ends_without_counting_is_told():
     """Runs in the folder from another device, say: they are not asked for again and again."""
     asked = rounds(plan_of(), list, 7, lambda **more: plan_of(**more))
     assert len(next(asked).runs) == 3
-    with pytest.raises(PlanError, match="what has ended does not count: .* one device"):
+    with pytest.raises(PlanError, match="what has ended does not count"):
         next(asked)
 
 

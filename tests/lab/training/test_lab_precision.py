@@ -120,7 +120,7 @@ def test_a_run_in_another_precision_is_another_run(tmp_path):
     train_ = {"steps": 2, "evaluations": 1, "logs": 1}
     execute(small_plan(file, adam, seeds=1, train=train_), out, Local(workers=1))
     other = small_plan(file, adam, seeds=1, train={**train_, "precision": "bf16"})
-    with pytest.raises(PlanError, match=r"other settings \(train\.precision\)"):
+    with pytest.raises(PlanError, match=r"other settings \(train\.precision float32, now bf16\)"):
         outstanding(other, out, resume=True)
 
 

@@ -1,14 +1,18 @@
-"""What to use: the cheapest of those that are not established to be worse than the best.
+"""What to use: the best of those that cost what a step usually costs.
 
-A better result has to be more than luck before it may cost more. Seconds are noisy too, so methods
-within a fifth of the cheapest, or a few hundredths of a second, count as equally cheap, and of them
-the best is chosen.
+A better result has to be more than luck before it may cost more: only methods count that are not
+established to be worse than the best. Seconds are noisy, too, and those of the single cheapest
+method most of all, which may be cheap by luck and no good. So the measure is the middle of those
+with the fewest gradients; all up to a third above it, or a few hundredths of a second, are as
+cheap, and the best of them is chosen.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 
 from aliceopt.lab.optimizers.paste import shown_rate
 from aliceopt.lab.results.comparisons import WIDE, Comparison, difference, says_nothing
@@ -17,8 +21,8 @@ from aliceopt.lab.spec import Plan
 
 __all__ = ["AS_CHEAP", "Decision", "decide", "times_the_seconds"]
 
-AS_CHEAP, NO_COST = 1.2, 0.05
-"""A method is as cheap as the cheapest up to so many times its seconds, or so many seconds more."""
+AS_CHEAP, NO_COST = 4 / 3, 0.05
+"""A method is cheap up to so many times the usual seconds, or so many seconds more."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Decision:
 def decide(plan: Plan, summary: Summary, comparisons: Sequence[Comparison]) -> Decision | None:
     """The decision, or None if nothing finished; ``comparisons`` are those with the best method.
 
-    Of those as cheap as the cheapest it is the best; none that diverged where the best did not.
+    None that diverged where the best did not is chosen.
     """
     if plan.paces:  # equal seconds by plan; what differs is how busy the machine was
         equal = tuple(replace(s, seconds=1.0) for s in summary.methods if s.finished)
@@ -42,21 +46,27 @@ def decide(plan: Plan, summary: Summary, comparisons: Sequence[Comparison]) -> D
     if best is None:
         return None
     against = {c.second: c for c in comparisons}
-    seconds = {
-        s.method: s.seconds
+    fine = [
+        s
         for s in summary.methods
         if s.seconds is not None
         and s.unstable <= best.unstable
         and (s is best or (s.method in against and against[s.method].verdict != "better"))
-    }
-    least = min(seconds.values(), default=0.0)
-    limit = max(AS_CHEAP * least, least + NO_COST)
-    cheap = {method for method, spent in seconds.items() if spent <= limit}
-    choice = best_method(plan, summary, among=cheap) or best
+    ]
+    choice = best_method(plan, summary, among=_cheap(fine)) or best
     rate = plan.methods[choice.method].lr
     named = choice.label if rate is None else f"{choice.label}, lr={shown_rate(rate):g}"
     why = _why(plan, summary, choice, best, against)
     return Decision(choice.method, best.method, f"Use {named}. {why}")
+
+
+def _cheap(methods: Sequence[MethodSummary]) -> set[str]:
+    """Those of the usual cost: the middle of those with the fewest gradients, of two the lower."""
+    spent = {s.method: s.seconds for s in methods if s.seconds is not None}
+    least = min((s.gradients for s in methods if s.gradients is not None), default=None)
+    usual = median_low([spent[s.method] for s in methods if s.gradients == least] or [0.0])
+    limit = max(AS_CHEAP * usual, usual + NO_COST)
+    return {method for method, seconds in spent.items() if seconds <= limit}
 
 
 def _why(
@@ -109,5 +119,8 @@ def _hint(plan: Plan, c: Comparison, summary: Summary) -> str:
     open_still = c.verdict in ("not established", "too few seeds") or says_nothing(c, summary)
     unseen = c.verdict == "no difference seen" and c.scale.ratio
     wide = unseen and any(abs(end) > WIDE for end in c.ends)
-    more = max(4, 2 * len(plan.seeds))
-    return f" `--seeds {more} --resume` may tell." if open_still or wide else ""
+    if not open_still and not wide:
+        return ""
+    command = re.sub(r" --seeds[ =]\S+", "", plan.command)
+    more = f"--seeds {max(4, 2 * len(plan.seeds))} --resume"
+    return f" `{f'{command} {more}'.strip()}` may tell."

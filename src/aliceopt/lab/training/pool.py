@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -131,7 +131,11 @@ def _before(plan: Plan, folder: Path) -> tuple[Plan | None, list[RunRecord]]:
 
 
 def _refuse_left_out(plan: Plan, others: Sequence[RunRecord], folder: Path) -> None:
-    left = dict.fromkeys(run.label for run in others if run.status in ENDED)
+    left = dict.fromkeys(
+        f"{run.label} seed {run.seed}" if run.method in plan.methods else run.label
+        for run in others
+        if run.status in ENDED
+    )
     if left and plan.kind != "experiment":
         raise PlanError(
             f"{str(folder)!r} also holds results of {'; '.join(left)} that this command leaves "
@@ -148,14 +152,27 @@ def _check_same(run: Run, record: RunRecord) -> None:
     if record.ran is not None:
         before = _threaded(record.ran, run.training.threads)
         now = from_json(Run, to_json(run))  # as it is read: without tuples
-        other = [name for name in other[:3] if getattr(before, name) != getattr(now, name)]
-        old, new = vars(before.training), vars(now.training)
-        other += [f"train.{name}" for name in new if old[name] != new[name]]
+        other = [name for name in other[:3:2] if getattr(before, name) != getattr(now, name)]
+        other += _changes("", before.options, now.options)
+        other += _changes("train.", vars(before.training), vars(now.training))
     if other:
         raise PlanError(
             f"the records of {run.method}, seed {run.seed}, were made with other settings "
-            f"({', '.join(other)}): choose another --out, or --overwrite"
+            f"({'; '.join(other)}): choose another --out, or --overwrite"
         )
+
+
+def _changes(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Like ``train.steps 40, now 20``; of what has parts the name alone."""
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    told = {name: (old.get(name), new.get(name)) for name in changed}
+    plain = (bool, int, float, str)
+    return [
+        f"{prefix}{name} {a}, now {b}"
+        if isinstance(a, plain) and isinstance(b, plain)
+        else f"{prefix}{name}"
+        for name, (a, b) in told.items()
+    ]
 
 
 def threads_each(launcher: Launcher, runs: int) -> int:
