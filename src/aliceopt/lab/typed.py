@@ -39,6 +39,7 @@ class Rule(NamedTuple):
 Count = Annotated[int, Rule(">= 1", lambda value: value >= 1)]
 Finite = Annotated[float, Rule("that is finite", math.isfinite)]
 Positive = Annotated[float, Rule("> 0", lambda value: 0 < value < math.inf)]
+NotNegative = Annotated[float, Rule(">= 0", lambda value: 0 <= value < math.inf)]
 
 
 def whole(least: int, most: float = math.inf) -> Any:

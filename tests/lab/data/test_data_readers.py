@@ -59,6 +59,25 @@ def test_cifar_rows_become_images_channel_by_channel(cifar):
     assert split.targets[10:20].tolist() == table[:, 0].tolist()
 
 
+def test_a_set_may_be_cut_to_so_many_of_every_class(cifar):
+    """The first of each in their order, all of validation, and a note; no more than there are."""
+    whole = load("cifar10", cifar, batch_size=2)
+    labels = whole.train.targets
+    least = int(torch.bincount(labels, minlength=10).min())
+    assert least > 1
+    part = load("cifar10", cifar, batch_size=2, per_class=least - 1)
+    first = [i for i, y in enumerate(labels) if int((labels[:i] == y).sum()) < least - 1]
+    assert torch.equal(part.train.targets, labels[first])
+    assert torch.equal(part.train.inputs, whole.train.inputs[first])
+    assert torch.equal(part.validation.inputs, whole.validation.inputs)
+    assert part.note.startswith(f"{10 * (least - 1)} training")
+    for wrong in (0, least + 1, 2.5, True):
+        with pytest.raises(DataError, match=rf"whole number from 1 to {least}.*got {wrong!r}"):
+            load("cifar10", cifar, batch_size=2, per_class=wrong)
+    with pytest.raises(DataError, match="per_class is for images"):
+        load("enwik8", cifar, batch_size=2, per_class=3)
+
+
 def test_cifar_refuses_a_truncated_file(cifar):
     """File, size found and size expected are named."""
     path = cifar / BATCH_2

@@ -1,12 +1,14 @@
 """AdaHessian: the steps of its package, exact where the Hessian is diagonal, and no graph kept."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from aliceopt.lab.optimizers.adahessian import AdaHessian
 from aliceopt.lab.optimizers.methods import make_method
-from method_cases import batches, by_hand, drive, network
+from method_cases import assert_same, batches, by_hand, drive, network
 
 
 @pytest.mark.filterwarnings("ignore:.*create_graph=True.*")
@@ -61,6 +63,33 @@ def test_what_no_loss_or_no_curvature_reaches():
     torch.testing.assert_close(linear.detach(), torch.full((2,), 0.8))
 
 
+def test_a_gradient_of_another_loss_is_not_taken_again():
+    """A parameter that this loss does not reach stays, whatever gradient it still has."""
+    used, idle = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = AdaHessian([used, idle], lr=0.1)
+    optimizer.backward((used + idle).square().sum())
+    optimizer.step()
+    before = idle.clone()
+    optimizer.backward(used.square().sum())
+    optimizer.step()
+    assert torch.equal(idle, before)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_it_goes_on_from_its_state(period):
+    """Also between two measurements of the diagonal; signs are drawn with torch's generator."""
+    data, options = batches(6), {"lr": 0.1, "update_period": period}
+    whole, first = (make_method("adahessian", network(), options, seed=0) for _ in range(2))
+    torch.manual_seed(3)
+    drive(whole, data)
+    torch.manual_seed(3)
+    drive(first, data[:4])
+    second = make_method("adahessian", copy.deepcopy(first.model), options, seed=0)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    drive(second, data[4:])
+    assert_same(whole.model, second.model)
+
+
 def test_no_graph_is_left_behind():
     """A gradient that holds its own graph would keep every step in memory."""
     model = network()
@@ -77,6 +106,9 @@ def test_bad_options_and_closures_are_refused():
         ({"num_samples": 0}, "num_samples must be a whole number >= 1, got 0"),
         ({"update_period": 1.5}, "update_period must be a whole number >= 1, got 1.5"),
         ({"hessian_power": -1}, "hessian_power must be a number > 0, got -1"),
+        ({"lr": -1.0}, "lr must be a number >= 0, got -1"),
+        ({"eps": float("nan")}, "eps must be a number >= 0, got nan"),
+        ({"weight_decay": -0.1}, "weight_decay must be a number >= 0, got -0.1"),
     ):
         with pytest.raises(ValueError, match=said):
             AdaHessian(weights, **options)

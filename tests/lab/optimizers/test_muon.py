@@ -8,7 +8,7 @@ from torch import nn
 
 from aliceopt.lab import models
 from aliceopt.lab.optimizers.methods import make_method
-from aliceopt.lab.optimizers.muon import MatrixMuon, matrices_of
+from aliceopt.lab.optimizers.muon import MatrixMuon, matrices_of, muon_and_adamw
 from method_cases import assert_same, batches, drive, network
 
 
@@ -99,6 +99,28 @@ def test_muons_rate_may_be_a_tensor_that_changes(made):
     before = [p.clone() for p in matrices]
     muon.step()
     assert all(map(torch.equal, before, matrices))
+
+
+@pytest.mark.parametrize(
+    "change", [{"memory_format": torch.channels_last}, {"dtype": torch.double}]
+)
+def test_muon_follows_a_model_that_is_changed_after_it_was_made(change):
+    """As an optimizer does that holds the parameters themselves."""
+    pair = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 5)) for _ in "ab"]
+    pair[1].load_state_dict(pair[0].state_dict())
+    x = torch.randn(6, 3, 6, 6)
+    for model, early in zip(pair, (True, False), strict=True):
+        made = [] if not early else muon_and_adamw(model, {"lr": 0.1, "kernels": True})
+        model.to(**change)
+        made = made or muon_and_adamw(model, {"lr": 0.1, "kernels": True})
+        before = [p.detach().clone() for p in model.parameters()]
+        for _ in range(2):
+            model.zero_grad()
+            model(x.to(model[0].weight.dtype)).square().mean().backward()
+            for optimizer in made:
+                optimizer.step()
+        assert not any(map(torch.equal, before, model.parameters()))
+    assert_same(*pair)
 
 
 def test_muon_goes_on_from_its_state():

@@ -166,10 +166,19 @@ def test_a_stand_in_says_what_it_shows_and_leaves_the_claim_open(tmp_path):
     small = transformer([50.0, 50.1, 50.2], [49.0, 49.13, 49.16])
     found, reason = verdict(small, tmp_path, TRANSFORMER)
     assert found == "cannot tell"
-    steps = "wikitext-2, 8,000 steps instead of 200,000, in tf32"
+    steps = "wikitext-2: lab scale, 8,000 instead of 200,000 steps, in tf32"
     assert reason.startswith(f"on a stand-in only ({steps}), reproduced there: alice-abs better")
     large = transformer([21.8, 21.9, 22.0], [22.8, 22.93, 22.96], **PAPER)
     assert verdict(large, tmp_path, TRANSFORMER)[0] == "not reproduced"
+
+
+def test_a_smaller_network_is_named(tmp_path):
+    """At the scale of a CPU it is another one than the paper's."""
+    _, reason = verdict(
+        transformer([50.0, 50.1], [49.0, 49.2], scale="small"), tmp_path, TRANSFORMER
+    )
+    assert "(wikitext-2: small scale, 2,000 instead of 200,000 steps, " in reason
+    assert "another network (layers 2, width 64, " in reason
 
 
 def test_runs_with_other_settings_than_filed_do_not_count(tmp_path):

@@ -7,7 +7,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from aliceopt.lab.plans.plan import experiment_plan
+from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.deviations import precision_note
+from aliceopt.lab.results.kept_compare import changed
 from aliceopt.lab.training.train import train
 from lab_cases import events, small_run
 
@@ -39,6 +41,7 @@ def test_a_compiled_run_is_the_plain_one(name, file, tmp_path, monkeypatch):
         )
         assert train(run, folder) == "finished"
         told = events(folder, run.method, run.seed)
+        assert told[0].get("compiled", False) == bool(compile_ and compiles)
         found.append([event["loss"] for event in told if event["event"] == "train"])
         notes = [event["text"] for event in told if event["event"] == "note"]
         refused = compile_ and not compiles
@@ -50,6 +53,17 @@ def test_a_compiled_run_is_the_plain_one(name, file, tmp_path, monkeypatch):
 
 
 def test_tables_say_so():
-    """It is part of how precisely a run computes."""
+    """It is part of how precisely a run computes: of the runs that were compiled, not of all."""
     plan = experiment_plan("pays-gpt", "smoke", sets=["train.compile=true"], read=False)
     assert precision_note(plan, []) == "Precision: float32, compiled."
+    ran = plan.run(plan.runs[0])
+    runs = [RunRecord(ran.method, ran.label, seed, ran=ran) for seed in range(2)]
+    assert precision_note(plan, runs) == "Precision: float32."
+    runs[1].start["compiled"] = True
+    assert precision_note(plan, runs) == "Precision: float32; float32, compiled."
+
+
+def test_compiled_runs_are_kept_apart():
+    """Their seconds and last digits are others: no results as filed, and no row of those."""
+    plan = experiment_plan("pays-gpt", "smoke", sets=["train.compile=true"], read=False)
+    assert changed("pays-gpt", "smoke", plan.run(plan.runs[0])) == ["compile True"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -44,11 +44,13 @@ def load(
     length: int | None = None,
     tokens: int | None = None,
     validation_batch_size: int | None = None,
+    per_class: int | None = None,
 ) -> Loaded:
     """Data set ``name`` from the folder ``root`` (default: $ALICEOPT_DATA, ~/.cache/aliceopt/data).
 
     Images come as float32 [batch_size, C, H, W] in [0, 1], not normalised, with int64 labels;
-    ``augment`` pads, crops and flips those of training. Texts come as int64 windows
+    ``augment`` pads, crops and flips those of training, and ``per_class`` takes only the first so
+    many of every class. Texts come as int64 windows
     [batch_size, length]; ``length`` is 64 unless given, and ``tokens`` takes only the first so many
     of training, and of validation in proportion. Everything stays on the CPU until
     ``split.to(device)``. ``validation_batch_size`` is ``batch_size`` unless given, and at most what
@@ -61,12 +63,15 @@ def load(
     for option, value in (("length", length), ("tokens", tokens)):
         if value is not None and data_set.kind != "text":
             raise DataError(f"{name} holds images: {option} is for texts")
+    if per_class is not None and data_set.kind != "images":
+        raise DataError(f"{name} holds no images: per_class is for images")
     parts = data_set.read(folder, rows)
     sizes = batch_size, batch_size if validation_batch_size is None else validation_batch_size
     window = DEFAULT_LENGTH if length is None else length
     try:
         if isinstance(parts, ImageParts):
-            train, validation, shape, note = _images(parts, *sizes, augment)
+            some = parts if per_class is None else _first_of_every_class(parts, per_class)
+            train, validation, shape, note = _images(some, *sizes, augment)
         else:
             train, validation, shape, note = _texts(parts, *sizes, window, tokens)
     except ValueError as error:
@@ -76,6 +81,28 @@ def load(
 
 
 Made = tuple[Split, Split, tuple[int, ...], str]  # training, validation, shape of an input, note
+
+
+def _first_of_every_class(parts: ImageParts, count: int) -> ImageParts:
+    """With so many training images of every class, in their order."""
+    sizes = torch.bincount(parts.train_labels, minlength=parts.classes)
+    least = int(sizes.min())
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= least:
+        raise ValueError(
+            f"per_class must be a whole number from 1 to {least}, the images of its smallest "
+            f"class; got {count!r}"
+        )
+    if int(sizes.max()) == count:
+        return parts
+    by_class = parts.train_labels.argsort(stable=True)
+    starts = sizes.cumsum(0) - sizes
+    rank = torch.arange(len(by_class)) - starts[parts.train_labels[by_class]]
+    chosen = by_class[rank < count].sort().values
+    return replace(
+        parts,
+        train_images=parts.train_images[chosen],
+        train_labels=parts.train_labels[chosen],
+    )
 
 
 def _images(parts: ImageParts, batch_size: int, validation_size: int, augment: bool) -> Made:

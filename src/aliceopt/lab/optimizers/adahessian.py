@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from aliceopt.lab.typed import Positive, checked, whole
+from aliceopt.lab.typed import NotNegative, Positive, checked, whole
 
 
 class AdaHessian(Optimizer):
@@ -38,6 +38,8 @@ class AdaHessian(Optimizer):
     ):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be in [0, 1), got {betas!r}")
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            checked(NotNegative, float(value), name)
         checked(Positive, hessian_power, "hessian_power")
         self.num_samples: int = checked(whole(1), num_samples, "num_samples")
         self.update_period: int = checked(whole(1), update_period, "update_period")
@@ -52,8 +54,8 @@ class AdaHessian(Optimizer):
         self.param_groups[0]["calls"] += 1
         found = torch.autograd.grad(loss, params, create_graph=due, allow_unused=True)
         pairs = [(p, g) for p, g in zip(params, found, strict=True) if g is not None]
-        for param, grad in pairs:
-            param.grad = grad.detach()
+        for param, grad in zip(params, found, strict=True):
+            param.grad = None if grad is None else grad.detach()
         if not due:
             return 1
         params, grads = [p for p, _ in pairs], [g for _, g in pairs]

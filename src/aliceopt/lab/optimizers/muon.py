@@ -66,15 +66,15 @@ class MatrixMuon(Muon):
 
     def __init__(self, weights: Iterable[nn.Parameter], **options: Any):
         self.weights = list(weights)
-        self._matrices = [_matrix(weight.detach(), like=weight) for weight in self.weights]
-        super().__init__([nn.Parameter(torch.zeros_like(m)) for m in self._matrices], **options)
+        steps = [nn.Parameter(torch.zeros_like(w.detach().flatten(1))) for w in self.weights]
+        super().__init__(steps, **options)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """A step from the weights' gradients; one without a gradient stays."""
         (group,) = self.param_groups
-        pairs = list(zip(group["params"], self._matrices, strict=True))
-        for (step, _), weight in zip(pairs, self.weights, strict=True):
+        for step, weight in zip(group["params"], self.weights, strict=True):
+            step.data = step.data.to(weight)  # if the model has been cast or moved since
             step.grad = None if weight.grad is None else _matrix(weight.grad, like=weight)
         rate, decay = group["lr"], group["weight_decay"]
         group.update(lr=1.0, weight_decay=0.0)
@@ -82,7 +82,11 @@ class MatrixMuon(Muon):
             loss = super().step(closure)  # type: ignore[no-untyped-call]
         finally:
             group.update(lr=rate, weight_decay=decay)
-        pairs = [(step, matrix) for step, matrix in pairs if step.grad is not None]
+        pairs = [
+            (step, _matrix(weight, like=weight))
+            for step, weight in zip(group["params"], self.weights, strict=True)
+            if step.grad is not None
+        ]
         if pairs:
             steps, matrices = zip(*pairs, strict=True)
             torch._foreach_mul_(matrices, 1 - rate * decay)

@@ -15,7 +15,7 @@ from aliceopt.lab.plans.plan import EXPERIMENTS, experiment_plan, scales_of
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results.numbers import show_seconds
 from aliceopt.lab.results.summary import outcome
-from aliceopt.lab.spec import LabProblem, Plan, PlannedTraining, Recipe, Run, Tuned
+from aliceopt.lab.spec import LabProblem, Plan, PlannedTraining, Run, Tuned
 from aliceopt.lab.training.precision import in_words
 from aliceopt.lab.words import counted
 
@@ -47,8 +47,8 @@ def data_name(plan: Plan, runs: Sequence[RunRecord]) -> str:
 
 def precision_note(plan: Plan, runs: Sequence[RunRecord]) -> str:
     """What the runs computed in, by their records, else by the plan: for the foot of a table."""
-    trained: list[Recipe] = [run.ran.training for run in runs if run.ran is not None]
-    found = dict.fromkeys((it.precision, bool(it.compile)) for it in trained or [plan.training])
+    ran = [(r.ran.training.precision, bool(r.start.get("compiled"))) for r in runs if r.ran]
+    found = dict.fromkeys(ran or [(plan.training.precision, bool(plan.training.compile))])
     told = [f"{in_words(name)}{', compiled' if fused else ''}" for name, fused in found]
     return f"Precision: {'; '.join(told)}."
 
@@ -128,7 +128,7 @@ def differences(plan: Plan, runs: Sequence[RunRecord]) -> list[str]:
         found.append("generated data")
     if plan.name in EXPERIMENTS:
         paper, wanted = _paper(plan.name, _scale(plan))
-        found += _changed(plan, paper) + _changed_methods(plan, runs, paper, wanted)
+        found += changed(plan, paper) + _changed_methods(plan, runs, paper, wanted)
     return found
 
 
@@ -155,7 +155,7 @@ def _precision(plan: Plan, runs: Sequence[RunRecord]) -> str:
     return f"{ours.pop()} instead of {theirs}" if len(ours) == 1 and theirs not in ours else ""
 
 
-def _changed(plan: Plan, paper: Plan) -> list[str]:
+def changed(plan: Plan, paper: Plan) -> list[str]:
     """Settings of all runs that are not those of the paper's scale, whoever changed them.
 
     Seeds, folders, threads and what is recorded on the way may differ.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from aliceopt.claims.registry import Training, Verdict
 from aliceopt.lab.plans.plan import experiment_plan
+from aliceopt.lab.results.deviations import changed
 from aliceopt.lab.results.kept import Kept, read_kept
 from aliceopt.lab.results.kept_compare import as_filed, difference
 from aliceopt.lab.results.numbers import MINUS
@@ -82,13 +83,13 @@ def _comparable(lines: Sequence[Kept]) -> tuple[list[Kept], str]:
 
 
 def _stand_in(line: Kept) -> str:
-    """Like ``on a stand-in only (wikitext-2, 8,000 steps instead of 200,000, in tf32)``."""
+    """Like ``on a stand-in only (cifar10: lab scale, 20 instead of 60 epochs, in bf16)``."""
     paper, ours = (
         experiment_plan(line.experiment, scale, methods=[line.method], read=False, check=False)
         for scale in (PAPER, line.scale)
     )
-    said = f"{line.steps:,} steps instead of {paper.runs[0].steps:,}"
-    return f"on a stand-in only ({ours.data}, {said}, in {line.precision})"
+    said = [f"{line.scale} scale", *changed(ours, paper), f"in {line.precision}"]
+    return f"on a stand-in only ({ours.data}: {', '.join(said)})"
 
 
 def _by_pairs(training: Training, lines: Sequence[Kept]) -> tuple[Verdict, str]:

@@ -258,6 +258,7 @@ class Loop:
             time=now(),
             **({"ranks": self.team.size} if self.team.size > 1 else {}),
             **({"sharing": sharing} if sharing > 1 else {}),
+            **({"compiled": True} if self.compiles else {}),
         )
         if self.team.size > 1 and norms_of(self.model):
             self.journal.write("note", text="BatchNorm: means and variances of each rank's part")
