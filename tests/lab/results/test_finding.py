@@ -94,8 +94,8 @@ def test_what_look_ahead_and_curvature_are_worth_is_said_below_the_decision() ->
     assert re.fullmatch(
         r"Look-ahead: (39|4\d)% lower in loss \(95% interval 3\d% to 4\d%\), at the same seconds\. "
         r"Curvature \(glass\+abs\): no difference larger than [\d.]+% in loss, at 1\.5 times the "
-        r"seconds\. Look-ahead and Curvature have another interval among the comparisons with the "
-        r"best, which was picked from 4 methods\.",
+        r"seconds\. Look-ahead and Curvature are also among the comparisons with the best of 4 "
+        r"methods, where the interval is another\.",
         finding.worth,
     )
     assert finding.text.startswith(f"{finding.decision}\n\n{finding.worth}\n\n")

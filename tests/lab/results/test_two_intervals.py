@@ -20,8 +20,8 @@ from study_cases import grid_plan, in_memory, invented_results, write_folder
 
 NAMES = ["alice", "alice-plain", "alice-curvature", "adamw"]
 ASIDE = (
-    " Curvature has another interval among the comparisons with the best, which was picked from 4 "
-    "methods."
+    " Curvature is also among the comparisons with the best of 4 methods, where the interval is "
+    "another."
 )
 
 
@@ -85,8 +85,8 @@ def test_a_term_that_is_compared_with_the_best_is_told_too() -> None:
     results = invented_results(plan, {"alice-none-naq": 3.0}, noise=0.05)
     finding = find(plan, in_memory(plan, results))
     assert finding.evidence["twice"] == [
-        "glass with NAQ steps has another interval among the comparisons with the best, which was "
-        "picked from 5 methods."
+        "glass with NAQ steps is also among the comparisons with the best of 5 methods, where the "
+        "interval is another."
     ]
 
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from aliceopt.lab.figures import style
 from aliceopt.lab.figures.outcomes import LOOKS
+from aliceopt.lab.plans.plan import settings_of
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results.kept import Kept, check_alike
 from aliceopt.lab.results.numbers import limits, signed
@@ -85,8 +86,9 @@ def draw_rates(
         inside = framed(told, one.better)
         outside = _outside([tried for _, tried in curves.values()], inside)
         bad = _make_room(axes, inside, one.better, max(map(len, outside.values()), default=0))
-        for look, (label, tried) in zip(LOOKS, curves.values(), strict=False):
-            _draw(axes, look, style.safe(label, 40), tried, inside, bad)
+        # The first named lie on top of those that come after them.
+        for i, (look, (label, tried)) in enumerate(zip(LOOKS, curves.values(), strict=False)):
+            _draw(axes, look, style.safe(label, 40), tried, inside, bad, above=len(curves) - i)
         for rate, means in outside.items():
             _point_at(axes, rate, means, bad)
         rates = sorted({rate for _, tried in curves.values() for rate in tried})
@@ -96,7 +98,8 @@ def draw_rates(
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("learning rate")
         axes.set_ylabel(f"{one.metric} ({one.better} is better)")
-        axes.set_title(", ".join((one.experiment, one.device, one.precision)))
+        title = settings_of(one.experiment, one.scale)["title"].removeprefix("Does it pay? ")
+        axes.set_title(", ".join((title, one.device, one.precision)))
         longest = max(len(label) for label, _ in curves.values())
         figure.legend(loc="outside lower center", ncols=3 if longest < 22 else 2)
         return style.save(figure, target)
@@ -146,19 +149,21 @@ def _draw(
     tried: Tried,
     inside: tuple[float, float],
     bad: float,
+    above: int,
 ) -> None:
     means = _means(tried)
-    at_end = {"color": look["color"], "ls": "", "clip_on": False}
+    place = {"color": look["color"], "zorder": 2 + 0.01 * above}
+    at_end = {**place, "ls": "", "clip_on": False}
     for rate, finals in tried.items():
         told = [v for v in finals if v is not None and inside[0] <= v <= inside[1]]
-        axes.plot([rate] * len(told), told, color=look["color"], marker=".", ls="", ms=4, alpha=0.6)
+        axes.plot([rate] * len(told), told, marker=".", ls="", ms=4, alpha=0.6, **place)
         if None in finals:
             axes.plot([rate], [bad], marker="x", ms=7, **at_end)
         beyond = len(told) + finals.count(None) < len(finals)
         if beyond and inside[0] <= means[rate] <= inside[1]:
             axes.plot([rate], [bad], marker="^" if bad > inside[0] else "v", ms=5, **at_end)
     shown = [mean if inside[0] <= mean <= inside[1] else math.nan for mean in means.values()]
-    style_of = {"color": look["color"], "marker": look["marker"], "ls": look["ls"], "ms": 4}
+    style_of = {**place, "marker": look["marker"], "ls": look["ls"], "ms": 4}
     axes.plot(list(means), shown, label=label, lw=1.2, **style_of)
 
 

@@ -19,6 +19,7 @@ _RATES = ("lr", "adam_lr")
 _NOTES = {
     "adahessian": "optimizer.backward(loss) in the place of loss.backward()",
     "schedule-free": "optimizer.train() before training, optimizer.eval() before evaluation",
+    "muon": "optimizers is a list, mostly of two: zero_grad() and step() of each",
 }
 
 

@@ -62,7 +62,7 @@ def write_report(folder: str | os.PathLike[str] | Records, target: float | None 
         picked=_picked(plan, finding.comparisons),
         comparisons=tables.comparison_table(plan, finding.comparisons),
         precision=deviations.precision_note(plan, runs),
-        results=tables.method_table(plan, summary),
+        results=tables.method_table(plan, summary, finding.choice),
         results_note=_results_note(plan, runs, summary),
         chips=chips,
         redrawn=data_uri(redrawn[0]) if redrawn else "",

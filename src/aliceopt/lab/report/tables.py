@@ -31,12 +31,13 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row: its name, cells, family, and whether it stands out."""
+    """A row: its name, cells, family, whether it stands out, and a word behind its name."""
 
     name: str
     cells: Sequence[Cell]
     family: str = ""
     best: bool = False
+    note: str = ""
 
 
 class Table(NamedTuple):
@@ -52,8 +53,8 @@ def _number(value: Any, show: Callable[[Any], str]) -> Cell:
     return Cell(show(value), value, number=True)
 
 
-def method_table(plan: Plan, summary: Summary) -> Table:
-    """Results and costs by method; the best median of each family stands out."""
+def method_table(plan: Plan, summary: Summary, choice: str | None = None) -> Table:
+    """Results and costs by method; the best median of each family and the choice stand out."""
     best = {s.method for s in best_of_families(plan, summary).values()}
     result = partial(numbers.show_value, metric=plan.metric)
     heads = ["Method", "Rate", "Min", "Median", "Max", *(["Paper's median"] if plan.paper else [])]
@@ -73,7 +74,8 @@ def method_table(plan: Plan, summary: Summary) -> Table:
             Cell(f"{s.reached} of {s.judged}", float(s.reached), number=True),
             Cell(describe_finished(s)),
         ]
-        rows.append(Row(s.label, cells, s.family, s.method in best))
+        note = "use this" if s.method == choice else ""
+        rows.append(Row(s.label, cells, s.family, s.method in best, note))
     return Table("Results by method", [*heads, " Finished"], rows, filtered=True)
 
 

@@ -106,11 +106,11 @@ def _also_with_best(
     names = list(dict.fromkeys(name for name, c in named if {c.first, c.second} in twice))
     if not names:
         return []
-    have = "has" if len(names) == 1 else "have"
+    are = "is" if len(names) == 1 else "are"
     methods = 1 + sum(c.question == "best" for c in comparisons)
     return [
-        f"{' and '.join(names)} {have} another interval among the comparisons with the best, which "
-        f"was picked from {methods} methods."
+        f"{' and '.join(names)} {are} also among the comparisons with the best of {methods} "
+        "methods, where the interval is another."
     ]
 
 
