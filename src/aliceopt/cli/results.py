@@ -82,6 +82,7 @@ def show(
     results: From = KEPT,
 ) -> None:
     """Print means over seeds, with gradients, seconds and precision."""
+    from aliceopt.cli.folders import of_a_clone
     from aliceopt.cli.kept_table import print_kept
     from aliceopt.lab.plans.plan import EXPERIMENTS
     from aliceopt.lab.results.kept import read_kept
@@ -101,9 +102,10 @@ def show(
             if experiment and experiment not in EXPERIMENTS and not experiment.startswith(PREFIX):
                 raise ValueError(f"no experiment {experiment!r}{meant(experiment, EXPERIMENTS)}")
             of = f" of {experiment!r}" if experiment else ""
+            clone = of_a_clone(results, "--from")
             raise ValueError(
                 f"no results{of} in {str(results)!r}: keep some with aliceopt results add FOLDER, "
-                "the folder being that of aliceopt run"
+                f"the folder being that of aliceopt run{f'; {clone}' if clone else ''}"
             )
 
 
@@ -176,6 +178,7 @@ def draw(
     results: From = KEPT,
 ) -> None:
     """Draw the final metric against the learning rate, for every method that was tried at some."""
+    from aliceopt.cli.folders import of_a_clone
     from aliceopt.cli.lab import split_names
     from aliceopt.lab.plans.plan import settings_of
     from aliceopt.lab.results.kept import read_kept
@@ -187,7 +190,8 @@ def draw(
         settings_of(experiment, scale)  # refuses a name or scale that there is not
         path = results / f"{experiment}.jsonl"
         if not path.exists():
-            raise ValueError(f"there is no {str(path)!r}: see aliceopt results show")
+            told_where = of_a_clone(results, "--from") or "see aliceopt results show"
+            raise ValueError(f"there is no {str(path)!r}: {told_where}")
         lines = [line for line in read_kept(path) if line.scale == scale]
         if not lines:
             raise ValueError(f"{str(path)!r} has no runs of scale {scale!r}")

@@ -4,13 +4,15 @@ import importlib.util
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from aliceopt.lab.optimizers.methods import OPTIMIZERS, STEPS, TERMS, make_method
 from aliceopt.lab.optimizers.muon import MatrixMuon
-from aliceopt.lab.optimizers.paste import lines_to_paste
+from aliceopt.lab.optimizers.paste import lines_to_paste, scheduler_lines
 from aliceopt.lab.plans.study import SETTINGS, study_plan
 from aliceopt.lab.problems.problem import build_problem
+from aliceopt.lab.spec import Schedule
 
 
 def run(code: str, model: nn.Module) -> list[Any]:
@@ -81,6 +83,7 @@ def test_only_what_differs_from_the_default_is_printed() -> None:
         ("schedule-free", {"lr": 0.2}, "optimizer.eval()"),
         ("alice", {"lr": 0.2, "terms": "abs"}, "step(closure)"),
         ("adam", {"lr": 0.2, "max_grad_norm": 1.5}, "clip first"),
+        ("muon", {"lr": 0.2}, "zero_grad() and step() of each"),
     ],
 )
 def test_what_the_loop_must_do_is_a_comment(
@@ -94,6 +97,44 @@ def test_what_the_loop_must_do_is_a_comment(
     assert note in comments[0]
     assert "#" not in lines_to_paste("adam", {"lr": 0.2})
     assert "#" not in lines_to_paste("alice", {"lr": 0.2})
+
+
+@pytest.mark.parametrize("name", ["adamw", "alice", "muon"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule("cosine", warmup=0.05),
+        Schedule("cosine"),
+        Schedule("linear", warmup=0.3),
+        Schedule("drops", drops=(0.5, 0.889), gamma=0.3),
+        Schedule(warmup=0.2),
+    ],
+    ids=str,
+)
+def test_the_scheduler_goes_as_the_lab_did(name: str, schedule: Schedule) -> None:
+    """The rate of every step, of every optimizer."""
+    steps, options = 44, {"lr": 0.1}
+    if name == "muon":
+        options["adam_lr"] = 0.1
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    lines = lines_to_paste(name, options), scheduler_lines(name, schedule, steps)
+    room: dict[str, Any] = {"model": model}
+    exec("\n".join(lines), room)
+    optimizers = room.get("optimizers") or [room["optimizer"]]
+    assert len(optimizers) == (2 if name == "muon" else 1)
+    for step in range(steps):
+        wanted = 0.1 * schedule.factor(step, steps)
+        for optimizer in optimizers:
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted, rel=1e-5, abs=1e-12)
+            optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        for turn in (*optimizers, *(room.get("schedulers") or [room["scheduler"]])):
+            turn.step()
+
+
+def test_a_constant_rate_needs_no_scheduler() -> None:
+    assert scheduler_lines("adamw", Schedule(), 10) == ""
+    assert scheduler_lines("adamw", Schedule("drops"), 10) == ""
 
 
 def test_a_missing_package_prints_every_option(monkeypatch: pytest.MonkeyPatch) -> None:

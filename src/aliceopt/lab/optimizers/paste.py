@@ -1,18 +1,20 @@
-"""Lines to paste: a method of a plan as Python that makes its optimizer for ``model``."""
+"""Lines to paste: a method of a plan as Python that makes its optimizer, and its scheduler."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import json
+import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from aliceopt.lab.optimizers.methods import OPTIMIZERS, arguments, optimizer_class
+from aliceopt.lab.spec import Schedule
 from aliceopt.options import has_curvature
 
-__all__ = ["lines_to_paste"]
+__all__ = ["lines_to_paste", "scheduler_lines"]
 
 _WIDTH = 78
 _RATES = ("lr", "adam_lr")
@@ -55,6 +57,40 @@ def lines_to_paste(name: str, options: Mapping[str, Any]) -> str:
     if module == "torch.optim":
         needed, callee = "import torch", f"torch.optim.{kind}"
     return "\n".join([needed, *notes, _call(f"optimizer = {callee}(", given, ")")])
+
+
+def scheduler_lines(name: str, schedule: Schedule, steps: int) -> str:
+    """A scheduler for what `lines_to_paste` made, over so many steps; nothing for a constant rate.
+
+    >>> print(scheduler_lines("adamw", Schedule("cosine", warmup=0.05), 200))
+    # scheduler.step() behind every step; the rate falls to zero in 200 of them
+    from math import cos, pi
+    from torch.optim.lr_scheduler import LambdaLR
+    scheduler = LambdaLR(
+        optimizer, lambda k: min(1, (k + 1) / 10) * cos(pi * k / 400) ** 2
+    )
+    """
+    drops = " + ".join(f"(k >= {math.ceil(drop * steps)})" for drop in schedule.drops)
+    course = {
+        "cosine": f"cos(pi * k / {2 * steps}) ** 2",
+        "linear": f"(1 - k / {steps})",
+        "drops": f"{schedule.gamma:g} ** ({drops})" if drops else "",
+        "constant": "",
+    }[schedule.shape]
+    rise = f"min(1, (k + 1) / {schedule.warmup * steps:g})" if schedule.warmup else ""
+    factor = " * ".join(filter(None, (rise, course)))
+    if not factor:
+        return ""
+    ends = "falls to zero in" if schedule.shape in ("cosine", "linear") else "changes over"
+    lines = [f"# scheduler.step() behind every step; the rate {ends} {steps} of them"]
+    lines += ["from math import cos, pi"] if "cos(" in factor else []
+    lines += ["from torch.optim.lr_scheduler import LambdaLR"]
+    if name == "muon":
+        lines[0] = lines[0].replace("scheduler.step()", "step() of all schedulers")
+        opening, of, closing = "schedulers = [LambdaLR(", "o", ") for o in optimizers]"
+    else:
+        opening, of, closing = "scheduler = LambdaLR(", "optimizer", ")"
+    return "\n".join([*lines, _call(opening, [of, f"lambda k: {factor}"], closing)])
 
 
 def shown_rate(rate: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aliceopt.lab.optimizers.paste import lines_to_paste
+from aliceopt.lab.optimizers.paste import lines_to_paste, scheduler_lines
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results import deviations
 from aliceopt.lab.results.comparisons import (
@@ -126,7 +126,10 @@ def _worth(plan: Plan, summary: Summary, c: Comparison) -> str:
 
 
 def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
-    """Constructors of the choice, the best result, the best Alice and the best baseline, once."""
+    """Constructors of the choice, the best result, the best Alice and the best baseline, once.
+
+    The choice has its scheduler, too.
+    """
     use = "the choice so far" if summary.absent else "use this"
     roles: dict[str, list[str]] = {decision.choice: [use]}
     roles.setdefault(decision.best, []).append("the best result")
@@ -138,8 +141,12 @@ def _lines(plan: Plan, summary: Summary, decision: Decision) -> str:
         label = " ".join(about.label.split())
         course = schedule_in_words(plan.schedule_of(method))
         rate = [] if course == "constant" else [f"# lr {course}"]
-        lines = lines_to_paste(about.optimizer, about.options)
-        blocks.append("\n".join([f"# {', '.join(said)}: {label}", *rate, lines]))
+        lines = [lines_to_paste(about.optimizer, about.options)]
+        if method == decision.choice:
+            steps = next(run.steps for run in plan.runs if run.method == method)
+            course = scheduler_lines(about.optimizer, plan.schedule_of(method), steps)
+            lines += [course] if course else []
+        blocks.append("\n".join([f"# {', '.join(said)}: {label}", *rate, *lines]))
     return "\n\n".join(blocks)
 
 
