@@ -392,5 +392,5 @@ def test_the_lines_to_paste_are_of_the_choice_the_best_alice_and_the_best_baseli
         room: dict[str, Any] = {"model": nn.Linear(2, 2)}
         exec(block, room)
         assert type(room["optimizer"]).__name__ == name
-    assert "scheduler = LambdaLR(optimizer" in first  # of the choice alone
+    assert "scheduler = LambdaLR(" in first  # of the choice alone
     assert "LambdaLR" not in second
