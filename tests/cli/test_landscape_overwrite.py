@@ -107,3 +107,17 @@ def test_overwriting_trains_anew_where_the_network_is_another(
     assert not (out / "along.jsonl").exists()
     assert landscape(*asked, "--every", 8, "--overwrite").exit_code == 0
     assert len((out / "along.jsonl").read_text().splitlines()) == 2
+
+
+def test_with_a_twin_it_goes_into_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default: one after the other refuses neither."""
+    seen = []
+
+    def locked(folder: Path) -> None:
+        seen.append(folder.name)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("aliceopt.cli.landscape.locked", locked)
+    landscape()
+    landscape("--twin", "gelu")
+    assert seen == ["landscape-digits", "landscape-digits+gelu"]

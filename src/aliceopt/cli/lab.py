@@ -327,7 +327,7 @@ def figure(
             written = draw_experiment(experiment_records(name, scale, records), out)
     except ValueError as error:
         refuse(error)
-    say(written)
+    say(f"figure: {written}")
 
 
 def list_() -> None:

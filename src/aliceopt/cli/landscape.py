@@ -74,7 +74,8 @@ def landscape(
     weights are given, and kept in the folder for the next time. A landscape that is there already
     is replaced with --overwrite only.
     """
-    folder = Path("runs") / f"landscape-{_name(source)}" if out is None else out
+    name = _name(source) if twin is None else f"{_name(source)}+{twin}"
+    folder = Path("runs") / f"landscape-{name}" if out is None else out
     with told(), locked(folder):
         _check(preset, batches, twin, train_twin)
         asked = Asked(
