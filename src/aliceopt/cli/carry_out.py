@@ -22,6 +22,7 @@ from aliceopt.lab.plans.study import Study, seconds_of
 from aliceopt.lab.problems.problem import load_data, model_for
 from aliceopt.lab.provenance import device_name
 from aliceopt.lab.records import ENDED, RecordError, Records, read_found, read_records
+from aliceopt.lab.results.numbers import NONE
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.training.launch import Launcher, NoneFits, Setting
@@ -218,7 +219,7 @@ def print_experiments() -> None:
     for name in planning.EXPERIMENTS:
         scales = planning.scales_of(name)
         plans = {s: planning.experiment_plan(name, s, read=False, check=False) for s in scales}
-        costs = [rounded(plans[s].gradients) if s in plans else "\u2013" for s in others]
+        costs = [rounded(plans[s].gradients) if s in plans else NONE for s in others]
         about, most = settings_of(name, scales[0]), rounded(plans[scales[0]].gradients)
         table.add_row(name, about["title"], about.get("paper", "").split(":")[0], most, *costs)
     stdout_console().print(table)

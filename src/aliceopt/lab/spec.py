@@ -6,7 +6,7 @@ A `Plan` says it all and is what plan.json holds; `Plan.run` gives each of its r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from aliceopt.lab.typed import UNLESS_NONE, Count, Positive, check, from_json, to_json
@@ -194,6 +194,21 @@ class Run:
     seed: int
     problem: Source
     training: Training
+
+    @property
+    def anywhere(self) -> Run:
+        """The same, wherever its data lies."""
+        if not isinstance(self.problem, LabProblem):
+            return self
+        data = {k: v for k, v in self.problem.data.items() if k != "root"}
+        return replace(self, problem=replace(self.problem, data=data))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes it this run, in plain values: not where its data lies, nor its CPU threads."""
+        settings: dict[str, Any] = to_json(self.anywhere)
+        settings["training"].pop("threads")
+        return settings
 
 
 # ---- plans -------------------------------------------------------------------------------------

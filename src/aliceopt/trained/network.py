@@ -27,7 +27,7 @@ from aliceopt.lab.training.evaluation import evaluate
 from aliceopt.lab.training.precision import ChannelsLast, autocast, lay_out_, set_products
 from aliceopt.lab.training.train import Progress, train
 from aliceopt.lab.training.watch import Watch
-from aliceopt.lab.typed import from_json, to_json
+from aliceopt.lab.typed import from_json
 from aliceopt.lab.words import meant
 from aliceopt.lab.writing import replacing
 from aliceopt.landscape.twins import ACTIVATIONS, check_swapped
@@ -41,7 +41,6 @@ __all__ = [
     "checkpoint_run",
     "fresh_network",
     "network_of",
-    "plain_settings",
     "problem_name",
     "problem_run",
     "twin_run",
@@ -284,7 +283,7 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
     if checkpoint is not None and checkpoint.resolve() == (place / "checkpoint.pt").resolve():
         checkpoint = None
     source = str(run.problem).rpartition(":")[0]
-    made_by = plain_settings(run)
+    made_by = run.settings
     for name, file in (("code", Path(source)), ("weights", checkpoint)):
         content = file.read_bytes() if file is not None and file.is_file() else b""
         made_by[name] = hashlib.sha256(content).hexdigest()
@@ -297,14 +296,6 @@ def check_same(run: Run, folder: Path, checkpoint: Path | None = None) -> str:
             "choose another --out"
         )
     return text
-
-
-def plain_settings(run: Run) -> dict[str, Any]:
-    """A run in plain values, without where its data lies and how many threads there are."""
-    settings: dict[str, Any] = to_json(run)
-    settings["training"].pop("threads")
-    settings["problem"].get("data", {}).pop("root", None)
-    return settings
 
 
 def weights_of(path: Path) -> Mapping[str, Tensor]:

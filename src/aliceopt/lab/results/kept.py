@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from aliceopt.lab.plans.plan import filed_label
 from aliceopt.lab.records import ENDED, RecordError, RunRecord, read_found, read_plan
-from aliceopt.lab.spec import LabProblem, Plan, Run
+from aliceopt.lab.spec import Plan, Run
 from aliceopt.lab.typed import FieldError, from_json, to_json
 from aliceopt.lab.writing import replacing
 
@@ -84,10 +84,8 @@ class Kept:
 
 
 def _settings(config: Run) -> Line:
-    """What makes two runs the same but for their seeds; CPU threads do not count."""
-    settings = {k: v for k, v in to_json(config).items() if k not in ("seed", "label")}
-    settings["training"].pop("threads")
-    return settings
+    """What makes two runs the same but for their seeds."""
+    return {k: v for k, v in config.settings.items() if k not in ("seed", "label")}
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,7 @@ def _kept(plan: Plan, run: RunRecord) -> Kept:
     where = f"{run.label} seed {run.seed}"
     if run.ran is None:
         raise RecordError(f"the records of {where} are of another version")
-    start, end, config = run.start, run.end or {}, run.ran
-    config = _anywhere(config)
+    start, end, config = run.start, run.end or {}, run.ran.anywhere
     alone = start.get("sharing", 1) == 1
     evaluations = run.evaluations if alone else [{**e, "seconds": None} for e in run.evaluations]
     of_run = ("method", "label", "seed", "status", "final", "gradients")
@@ -130,14 +127,6 @@ def _kept(plan: Plan, run: RunRecord) -> Kept:
     return _read(line, where)
 
 
-def _anywhere(config: Run) -> Run:
-    """The run, wherever its data lies."""
-    if not isinstance(config.problem, LabProblem):
-        return config
-    data = {k: v for k, v in config.problem.data.items() if k != "root"}
-    return replace(config, problem=replace(config.problem, data=data))
-
-
 def without_kept(plan: Plan, folder: Path, *, device: str | None) -> Plan:
     """The plan's runs whose results the folder does not keep, and the methods that are left.
 
@@ -150,7 +139,7 @@ def without_kept(plan: Plan, folder: Path, *, device: str | None) -> Plan:
     lines = [x for x in read_kept(folder / f"{plan.name}.jsonl") if x.scale == plan.scale]
     mine = [x for x in lines if device in (None, x.device)]
     there = [identity(x.config) for x in mine]
-    left = [run for run in plan.runs if identity(_anywhere(plan.run(run))) not in there]
+    left = [run for run in plan.runs if identity(plan.run(run)) not in there]
     named = {run.method for run in left}
     methods = {key: method for key, method in plan.methods.items() if key in named}
     seeds = sorted({run.seed for run in left})

@@ -23,7 +23,6 @@ from aliceopt.lab.results import numbers
 from aliceopt.lab.results.kept import Kept, check_alike, mean_seconds, read_kept
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.spec import Run
-from aliceopt.lab.typed import to_json
 from aliceopt.lab.words import meant
 
 PLACES = {"accuracy": 2, "loss": 3, "perplexity": 2}
@@ -126,11 +125,10 @@ def _filed(experiment: str, scale: str, method: str) -> dict[str, Any] | None:
 
 def _named(run: Run) -> dict[str, Any]:
     """The settings of a run that make it another one, by name; wherever its data lies."""
-    training, problem = to_json(run.training), to_json(run.problem)
-    course = {name: training[name] for name in ("steps", "schedule", "validation_batches")}
-    course |= {"compile": True} if run.training.compile else {}
-    problem["data"] = {k: v for k, v in problem["data"].items() if k != "root"}
-    return {"optimizer": run.optimizer, **run.options, **course, **problem}
+    settings = run.settings
+    course = ("steps", "schedule", "validation_batches", "compile")
+    training = {k: v for k, v in settings["training"].items() if k in course}
+    return {"optimizer": run.optimizer, **run.options, **training, **settings["problem"]}
 
 
 def compare_kept(folder: Path, experiment: str, scale: str, to: str = "adamw") -> list[Compared]:

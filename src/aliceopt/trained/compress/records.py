@@ -20,7 +20,7 @@ from aliceopt.lab.records import RecordError, run_folder, run_paths
 from aliceopt.lab.spec import Run
 from aliceopt.lab.writing import replacing
 from aliceopt.trained.compress.rows import PREDICTED, ROWS, Ask, LayerIncrease, Result, spelled
-from aliceopt.trained.network import JOURNAL, Network, plain_settings
+from aliceopt.trained.network import JOURNAL, Network
 
 Line = dict[str, Any]
 
@@ -97,9 +97,8 @@ def about(problem: str, scale: str, run: Run, network: Network) -> Line:
 
 def training_of(run: Run) -> str:
     """The same for networks that differ in their seed only."""
-    config = plain_settings(run)
-    config.pop("seed")
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+    alike = {name: value for name, value in run.settings.items() if name != "seed"}
+    return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def check_alike(folder: Path, run: Run, but: Sequence[int] = ()) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from aliceopt.lab.results.kept_compare import difference
-from aliceopt.lab.results.numbers import MINUS, show_seconds
+from aliceopt.lab.results.numbers import MINUS, NONE, show_seconds
 from aliceopt.lab.results.paired import ALPHA, Paired
 from aliceopt.lab.words import counted
 from aliceopt.trained.compress.records import (
@@ -37,9 +37,6 @@ Rows = list[list[str]]
 
 Told = tuple[str, Rows, Sequence[str]]
 """A title, a table, and what to say below it."""
-
-NOTHING = "\u2013"
-"""In a cell without a number."""
 
 
 def groups_of(results: Iterable[Result]) -> dict[Group, list[Result]]:
@@ -105,7 +102,7 @@ def compression_rows(
         timed = [r.seconds for r in mine if r.seconds is not None]
         told = {
             "gradients": f"{fmean(r.gradients for r in mine):.0f}",
-            "seconds": show_seconds(fmean(timed)) if timed else NOTHING,
+            "seconds": show_seconds(fmean(timed)) if timed else NONE,
             "seeds": _seeds(mine, alike=len(_seed_sets(results)) < 2),
         }
         rows.append([row_of(name).label, *cells, *(told[cost] for cost in costs)])
@@ -140,7 +137,7 @@ def _cell(results: Sequence[Result], criterion: str, sparsity: float, metric: st
     """
     told = at(results, criterion, sparsity).values()
     if not told:
-        return NOTHING
+        return NONE
     loss = f"{fmean(r.loss for r in told):.3f}"
     places = 1 if metric == "accuracy" else 3
     return loss if metric == "loss" else f"{loss} / {fmean(r.metric for r in told):.{places}f}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aliceopt.lab.report.page import Picture, write_page
 from aliceopt.lab.report.tables import Cell, Row, Table
+from aliceopt.lab.results.numbers import NONE
 from aliceopt.landscape import Estimate, Ladder
 from aliceopt.landscape.bounds import FORMS
 from aliceopt.trained.landscape import figures as figures
@@ -112,7 +113,7 @@ def draw_all(views: Sequence[View], folder: Path) -> list[Picture]:
 
 def _number(value: float, digits: str = ".3g") -> Cell:
     if not math.isfinite(value):
-        return Cell("\u2013", None, True)
+        return Cell(NONE, None, True)
     return Cell(f"{value:{digits}}", value, True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aliceopt.lab.results.numbers import signed
+from aliceopt.lab.results.numbers import NONE, signed
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.bounds import FORMS
 from aliceopt.landscape.subject import without_nan
@@ -28,7 +28,7 @@ def within(estimate: Estimate, digits: str = ".2f") -> str:
     '1.07 (1.02 to 1.12)'
     """
     if math.isnan(estimate.value):
-        return "\u2013"
+        return NONE
     value, low, high = (shown(x, digits) for x in (estimate.value, estimate.low, estimate.high))
     return value if math.isnan(estimate.low) else f"{value} ({low} to {high})"
 
@@ -62,8 +62,8 @@ def landscape_table(views: Sequence[View]) -> Table:
                 f"  {name}",
                 within(at_small_end(rungs)),
                 f"{view.ladder.radii[rungs.start]:.1e}",
-                shown(share.value) if math.isfinite(share.value) else "\u2013",
-                f"{there.value:.1e}" if math.isfinite(there.value) else "\u2013",
+                shown(share.value) if math.isfinite(share.value) else NONE,
+                f"{there.value:.1e}" if math.isfinite(there.value) else NONE,
                 rungs.verdict,
             )
     return table
