@@ -74,7 +74,8 @@ class MatrixMuon(Muon):
         """A step from the weights' gradients; one without a gradient stays."""
         (group,) = self.param_groups
         for step, weight in zip(group["params"], self.weights, strict=True):
-            step.data = step.data.to(weight)  # if the model has been cast or moved since
+            if (step.dtype, step.device) != (weight.dtype, weight.device):
+                step.data = step.data.to(weight)  # the model was cast or moved
             step.grad = None if weight.grad is None else _matrix(weight.grad, like=weight)
         rate, decay = group["lr"], group["weight_decay"]
         group.update(lr=1.0, weight_decay=0.0)
