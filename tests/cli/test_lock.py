@@ -171,7 +171,7 @@ def test_a_refused_command_changes_nothing(command, tmp_path):
 def test_a_file_is_no_folder_for_records(tmp_path):
     """It is said to be one, and stays as it is."""
     (tmp_path / "notes").write_text("mine")
-    told = pytest.raises(ValueError, match="notes' is a file, no folder for records")
+    told = pytest.raises(ValueError, match="notes': it is a file; choose another --out")
     with told, locked(tmp_path / "notes"):
         pass
     assert (tmp_path / "notes").read_text() == "mine"

@@ -118,7 +118,7 @@ def test_a_run_comes_back_from_json():
         validation_batches=4,
         power_law=PowerLaw(radius=0.1, directions=2),
     )
-    problem = LabProblem({"name": "mlp", "hidden": [4, 5]}, {"name": "digits"}, 8)
+    problem = LabProblem({"name": "convnet", "widths": [4, 5]}, {"name": "digits"}, 8)
     run = Run("alice", "Alice", "alice", {"lr": 0.1, "betas": [0.9, 0.99]}, 3, problem, training)
     for other in (run, replace(run, problem=UserProblem("x.py:f", "abc", twin="gelu"))):
         assert from_json(Run, json.loads(json.dumps(to_json(other)))) == other
@@ -165,7 +165,7 @@ def test_the_kept_runs_are_read_and_written_back_to_the_letter(path):
         ({"training": {"steps": 3, "power_law": {}}}, "run.training.power_law.radius is missing"),
         ({"problem": {"model": {}, "data": {}}}, "run.problem.batch_size is missing"),
         (
-            {"problem": {"model": {"name": "mlp"}, "data": {}, "batch_size": 8}},
+            {"problem": {"model": {"name": "convnet"}, "data": {}, "batch_size": 8}},
             "run.problem.data.name is missing",
         ),
         ({"problem": {"fuction": "x.py:f"}}, "run.problem.fuction is not known"),

@@ -19,7 +19,7 @@ from aliceopt.cli import build
 from aliceopt.cli.refusal import told
 from aliceopt.lab.records import Journal, save_checkpoint, write_plan
 from aliceopt.lab.training.train import train
-from aliceopt.lab.writing import WriteError, replacing, write_tensors
+from aliceopt.lab.writing import WriteError, replacing
 from lab_cases import events, small_run
 from study_cases import grid_plan
 
@@ -147,19 +147,3 @@ def test_a_pruned_network_that_does_not_fit_on_the_disk_is_told_by_name(tmp_path
     with full_disk(100), pytest.raises(WriteError, match=r"cannot write '.*pruned-50.pt'"):
         _Keeper(tmp_path, [])(result, torch.nn.Linear(50, 50))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tensors_are_written_as_others_read_them(tmp_path):
-    """Types, shapes and values come back; an empty one and a single number as well."""
-    safetensors = pytest.importorskip("safetensors.torch")
-    given = {
-        "a": torch.randn(3, 4, dtype=torch.float64).T,
-        "b/c": torch.tensor(2, dtype=torch.int64),
-        "d": torch.zeros(0, 2),
-        "e": torch.randn(5).to(torch.bfloat16),
-    }
-    write_tensors(tmp_path / "x.safetensors", given)
-    read = safetensors.load_file(tmp_path / "x.safetensors")
-    assert read.keys() == given.keys()
-    assert all(torch.equal(read[name], given[name]) for name in given)
-    assert [read[name].dtype for name in given] == [given[name].dtype for name in given]

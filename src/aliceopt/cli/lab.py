@@ -211,7 +211,8 @@ def _rounds(
     plan: Plan, folder: Path, asked: _Asked, device: str | None, planned: Callable[..., Plan]
 ) -> Iterator[Plan]:
     """What is to be run: the plan, without what is kept; or rates first, by what came of them."""
-    from aliceopt.lab.results import bracketing, kept
+    from aliceopt.cli import bracketing
+    from aliceopt.lab.results import kept
 
     kept_in = asked.not_in
     if kept_in is not None and not kept_in.is_dir():
@@ -236,9 +237,9 @@ def _print_tuned(
 ) -> Records | None:
     """The runs that count, as of any experiment, and every method beside one of them."""
     from aliceopt.cli import carry_out
+    from aliceopt.cli.bracketing import at_best, has_run
     from aliceopt.cli.results import print_compared
     from aliceopt.lab.records import read_records, write_plan
-    from aliceopt.lab.results.bracketing import at_best, has_run
     from aliceopt.lab.results.kept_compare import by_rate, compare
 
     lines = has_run(plan, folder, kept, device=device)

@@ -22,12 +22,13 @@ from aliceopt.lab.terminal import stdout_console
 from aliceopt.lab.training.clock import now
 from aliceopt.lab.training.precision import in_words
 from aliceopt.lab.words import counted, meant, settings_in_words
-from aliceopt.lab.writing import replacing, write_tensors
+from aliceopt.lab.writing import replacing
 from aliceopt.landscape.twins import check_swapped
 from aliceopt.trained.landscape import table as tables
 from aliceopt.trained.landscape.along import Along
 from aliceopt.trained.landscape.presets import PARTS, PRESETS, Asked, Cost, cost_of
 from aliceopt.trained.landscape.reading import reading, reading_along
+from aliceopt.trained.landscape.safetensors import write_tensors
 from aliceopt.trained.landscape.survey import View, see
 from aliceopt.trained.network import (
     Network,

@@ -32,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
     file that was left behind does not block. Folders that were made for the lock alone go with it.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is a file, no folder for records: choose another --out")
+        raise ValueError(f"cannot write {str(folder)!r}: it is a file; choose another --out")
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     path, holder = folder / NAME, f"{os.getpid()} {socket.gethostname()}\n"
     lock = FileLock(path, fallback_to_soft=False)  # a file alone would block once left behind

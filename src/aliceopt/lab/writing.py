@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-
-import torch
-from torch import Tensor
-
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class WriteError(ValueError):
@@ -57,25 +42,3 @@ def replacing(path: Path) -> Iterator[Path]:
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Tensors by name in a file that many programs read: the safetensors format.
-
-    Eight bytes with the length of a header, the header in JSON (type, shape and place of every
-    tensor), then the numbers.
-    """
-    header: dict[str, object] = {}
-    parts, start = [], 0
-    for name, tensor in tensors.items():
-        here = tensor.detach().cpu().contiguous()
-        content = here.reshape(-1).view(torch.uint8).numpy().tobytes()
-        place = [start, start + len(content)]
-        kind, shape = _TYPES[here.dtype], list(here.shape)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": place}
-        parts.append(content)
-        start = place[1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers begin at a multiple of eight
-    with replacing(path) as beside, beside.open("wb") as file:
-        file.writelines([len(text).to_bytes(8, "little"), text, *parts])

@@ -39,7 +39,6 @@ _GPT = {"context": 6, "layers": 2, "width": 8, "heads": 2}
 CASES = {
     "convnet": Case(lambda: models.convnet(3), _images(1, 8, 8)),
     "convnet-norm": Case(lambda: models.convnet(3, norm=True, activation="silu"), _images(1, 8, 8)),
-    "mlp": Case(lambda: models.mlp([12, 16, 8, 3]), _images(3, 2, 2)),
     "resnet18": Case(lambda: models.resnet18(3, width=4), _images(3, 16, 16)),
     "resnet18-plain": Case(lambda: models.resnet18(3, masks=False, width=4), _images(3, 16, 16)),
     "vit": Case(

@@ -71,31 +71,21 @@ def test_convnet_learns_the_digits() -> None:
     assert right.float().mean() > 0.95
 
 
-def test_mlp_is_the_composition_it_says() -> None:
-    """Linear, activation, linear, ...; no activation after the last; inputs are flattened."""
-    torch.manual_seed(0)
-    model = models.mlp([6, 5, 4], activation="tanh")
-    x = torch.randn(3, 2, 3)
-    first, last = model.layers
-    assert torch.equal(model(x), last(torch.tanh(first(x.flatten(1)))))
-    assert _count(model) == 7 * 5 + 6 * 4
-
-
 @pytest.mark.parametrize("name", models.ACTIVATIONS)
 def test_every_activation_is_finite_at_both_ends(name: str) -> None:
     """Each named activation works in the network; large inputs overflow nothing."""
-    output = models.mlp([2, 4, 3], activation=name)(torch.tensor([[1e4, -1e4], [0.0, 0.0]]))
-    assert torch.isfinite(output).all()
+    images = torch.tensor([1e4, -1e4]).repeat(32).reshape(1, 1, 8, 8)
+    assert torch.isfinite(models.convnet(3, activation=name)(images)).all()
 
 
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: models.mlp([4, 3], activation="rleu"), r"relu, leaky_relu.*got 'rleu'"),
+        (lambda: models.convnet(activation="rleu"), r"relu, leaky_relu.*got 'rleu'"),
         (lambda: models.convnet(activation=None), "got None"),
-        (lambda: models.mlp([4]), r"sizes.*at least 2.*got \[4\]"),
-        (lambda: models.mlp(4), "sizes.*got 4"),
-        (lambda: models.mlp([4, 0, 3]), r"sizes.*>= 1.*got \[4, 0, 3\]"),
+        (lambda: models.convnet(widths=[]), r"widths.*at least 1.*got \[\]"),
+        (lambda: models.convnet(widths=4), "widths.*got 4"),
+        (lambda: models.convnet(widths=[4, 0, 3]), r"widths.*>= 1.*got \[4, 0, 3\]"),
         (lambda: models.convnet(0), "classes must be a whole number >= 1, got 0"),
         (lambda: models.convnet(2.5), "classes.*got 2.5"),
         (lambda: models.convnet(True), "classes.*got True"),

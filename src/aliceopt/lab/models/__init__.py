@@ -9,14 +9,13 @@ from .adaptive import AdaptiveSoftmax
 from .arguments import ACTIVATIONS
 from .gpt import GPT, gpt
 from .resnet import ResNet18, resnet18
-from .small import MLP, ConvNet, convnet, mlp
+from .small import ConvNet, convnet
 from .tensorised import TensorisedTransformer, tensorised_transformer
 from .vit import ViT, vit
 
 __all__ = [
     "ACTIVATIONS",
     "GPT",
-    "MLP",
     "AdaptiveSoftmax",
     "ConvNet",
     "ResNet18",
@@ -24,7 +23,6 @@ __all__ = [
     "ViT",
     "convnet",
     "gpt",
-    "mlp",
     "resnet18",
     "tensorised_transformer",
     "vit",

@@ -1,8 +1,7 @@
-"""Two networks for a processor: a convnet for 8 x 8 digits and a plain multilayer perceptron."""
+"""A convnet for a processor, and for 8 x 8 digits."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import cast
 
@@ -75,37 +74,4 @@ class ConvNet(nn.Module):
         return group_by_prefix(self, stages | {"final layer": ["final"]})
 
 
-class MLP(nn.Module):
-    """Linear layers through the given sizes, an activation between each two.
-
-    The first size is that of an input; inputs of any shape are flattened.
-
-    Parameters: the sum of ``(a + 1) b`` over neighbours ``a, b`` in ``sizes``. Weights are
-    torch's own: uniform within ``1/sqrt(a)``, biases too.
-
-    >>> sum(p.numel() for p in mlp([64, 32, 10]).parameters())  # 65 x 32 + 33 x 10
-    2410
-    """
-
-    def __init__(self, sizes: Sequence[int], *, activation: str = "relu"):
-        super().__init__()
-        widths = arguments.require_whole_each("sizes", sizes, least_count=2)
-        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
-        self.activation = arguments.activation_named(activation)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs ``[B, sizes[-1]]`` of inputs ``[B, ...]`` with ``sizes[0]`` numbers each."""
-        x = self.layers[0](inputs.flatten(1))
-        for layer in self.layers[1:]:
-            x = layer(self.activation(x))
-        return cast(Tensor, x)
-
-    def blocks(self) -> Blocks:
-        """One block a layer; the last is ``final layer``."""
-        last = len(self.layers) - 1
-        names = [f"layer {i + 1}" for i in range(last)] + ["final layer"]
-        return group_by_prefix(self, {name: [f"layers.{i}"] for i, name in enumerate(names)})
-
-
 convnet = ConvNet
-mlp = MLP

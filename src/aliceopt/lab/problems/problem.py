@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -317,11 +316,6 @@ def _twinned(model: nn.Module, activation: str | None) -> nn.Module:
     return model if activation is None else twin(model, activation).model
 
 
-def _mlp(loaded: data.Loaded, options: dict[str, Any]) -> nn.Module:
-    hidden = options.pop("hidden", (64, 64))
-    return models.mlp([math.prod(loaded.shape), *hidden, loaded.classes], **options)
-
-
 MODELS: dict[str, Callable[[data.Loaded, dict[str, Any]], nn.Module]] = {
     "resnet18": lambda it, o: models.resnet18(it.classes, in_channels=it.shape[0], **o),
     "vit": lambda it, o: models.vit(it.classes, image=it.shape[1], channels=it.shape[0], **o),
@@ -330,7 +324,6 @@ MODELS: dict[str, Callable[[data.Loaded, dict[str, Any]], nn.Module]] = {
     ),
     "gpt": lambda it, o: models.gpt(it.classes, context=it.shape[0], **o),
     "convnet": lambda it, o: models.convnet(it.classes, image=it.shape, **o),
-    "mlp": _mlp,
 }
 """Networks by the names that plans use, from data and options; data decides some of the sizes."""
 

@@ -29,15 +29,8 @@ def seconds_a_step(run: Run, device: str) -> float:
     diverges.
     """
     brief = replace(run.training, validation_batches=1, telemetry=False, power_law=None)
-    loop = Loop(
-        replace(run, training=brief),
-        torch.device(device),
-        Silent(),
-        Path(),
-        None,
-        lambda progress: None,
-        Team(),
-    )
+    brief_run, place = replace(run, training=brief), torch.device(device)
+    loop = Loop(brief_run, place, Silent(), Path(), None, lambda progress: None, Team())
     take, data = loop.bind(), loop.data
     loop.method.set_rate(1e-3)
     length = period(run.optimizer, run.options) * -(-4 // period(run.optimizer, run.options))

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("rich")
 
+from aliceopt.cli.bracketing import has_run, lacking, rounds
 from aliceopt.lab.plans.plan import PlanError, experiment_plan
 from aliceopt.lab.plans.study import TUNING_SEED
-from aliceopt.lab.results.bracketing import has_run, lacking, rounds
 from aliceopt.lab.results.kept import Kept, add
 from aliceopt.lab.results.kept_compare import best_rate, by_rate
 from aliceopt.lab.spec import Plan
