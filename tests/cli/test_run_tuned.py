@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from aliceopt.cli import build
 from aliceopt.lab.plans.study import TUNING_SEED
-from aliceopt.lab.records import read_found, read_plan
+from aliceopt.lab.records import Journal, read_events, read_found, read_plan, run_folder
 from aliceopt.lab.training import pool
 from aliceopt.lab.training.train import lost
 
@@ -79,6 +79,41 @@ def test_time_that_is_up_ends_it_well(own_folder, tmp_path: Path, monkeypatch):
     assert "Differences to adamw" in stopped.output
     refused = given(tmp_path / "out", "--minutes", "-1")
     assert "--minutes must be" in refused.output
+
+
+def test_a_method_that_diverges_fails_no_other(own_folder, tmp_path: Path, monkeypatch):
+    """Though the last rounds are its alone, at lower and lower rates."""
+    real = pool.train_run
+
+    def diverge(run, setting, device, watch):
+        status = real(run, setting, device, watch)
+        if run.optimizer != "muon":
+            return status
+        path = run_folder(setting.folder, run.method, run.seed) / "records.jsonl"
+        journal = Journal(path, path.stat().st_size)
+        end = read_events(path, "end")[-1]
+        journal.write(**{**end, "status": "diverged", "metric": None, "reason": "too far"})
+        journal.close()
+        return "diverged"
+
+    monkeypatch.setattr(pool, "train_run", diverge)
+    told = given(tmp_path / "out", "--methods", "adamw,muon", "--tune", "9")
+    assert told.exit_code == 0, told.output
+    assert "every run diverged" not in told.output
+    lost = {run.method for run in read_found(tmp_path / "out") if run.status == "diverged"}
+    assert len(lost) == 9
+    (row,) = (line for line in told.output.splitlines() if line.startswith(" Muon + AdamW"))
+    assert "(tuning)  diverged" in row
+
+
+def test_on_a_cluster_all_rounds_have_as_many_threads(own_folder, tmp_path: Path, monkeypatch):
+    """Where it is not known beforehand what trains: as the first round would have them."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("aliceopt.cli.carry_out.place_here", lambda *asked: (None, None))
+    monkeypatch.setattr(pool, "cores", lambda: 3)
+    done = given(tmp_path / "out", "--workers", "3", "--seeds", "1")
+    assert done.exit_code == 0, done.output
+    assert {run.ran.training.threads for run in read_found(tmp_path / "out") if run.ran} == {1}
 
 
 def test_runs_that_fail_are_told(own_folder, tmp_path: Path, monkeypatch):

@@ -99,27 +99,23 @@ def lasting(
     return study.lasting(known, seconds)
 
 
-def place_here(
-    plan: Plan,
-    folder: Path | None,
-    launcher: str,
-    device: str,
-    workers: int | None,
-    *,
-    tuned: bool = False,
-) -> tuple[str | None, int | None]:
-    """The device that records of a plan's runs will name, and the threads of each on a CPU.
+def threads_before(folder: Path) -> int | None:
+    """The threads that runs in a folder began with on a CPU; None if none has begun."""
+    there = read_found(folder) if (folder / "plan.json").exists() else []
+    return next((run.ran.training.threads for run in there if run.ran is not None), None)
 
-    With as many threads as runs in the folder began with; where its methods are ``tuned``, three
-    runs of each come first. None, None: others decide.
+
+def place_here(
+    runs: int, threads: int | None, launcher: str, device: str, workers: int | None
+) -> tuple[str | None, int | None]:
+    """The device that records of so many runs will name, and the threads of each on a CPU.
+
+    None, None: others decide.
     """
     if launcher != "local" or _under_torchrun():
         return None, None
     local = Local(devices(device), workers)
-    there = read_found(folder) if folder is not None and (folder / "plan.json").exists() else []
-    begun = [run.ran.training.threads for run in there if run.ran is not None]
-    runs = 3 * len(plan.methods) if tuned else len(plan.runs)
-    threads = begun[0] if begun else threads_each(local, runs)
+    threads = threads or threads_each(local, runs)
     return device_name(torch.device(local.devices[0]), threads), threads
 
 

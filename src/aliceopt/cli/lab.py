@@ -162,6 +162,7 @@ def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> 
     from aliceopt.cli.lock import locked
     from aliceopt.lab.plans.plan import experiment_plan, settings_of
     from aliceopt.lab.training.launch import Setting
+    from aliceopt.lab.training.pool import threads_each
 
     records, finished = None, True
     with told(), contextlib.ExitStack() as stack:
@@ -178,16 +179,19 @@ def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> 
             root=carry_out.data_root(name, asked.scale, asked.data, folder, make=not asked.dry_run),
         )
         plan = planned(seeds=seeds_of(asked.seeds), methods=split_names(asked.methods))
-        there = None if asked.overwrite else folder
-        device, threads = carry_out.place_here(plan, there, *asked.by_whom, tuned=bool(asked.tune))
+        # Where runs are tuned three of each method come first.
+        runs = len(plan.runs) if asked.tune is None else 3 * len(plan.methods)
+        begun = None if asked.overwrite else carry_out.threads_before(folder)
+        device, threads = carry_out.place_here(runs, begun, *asked.by_whom)
         rounds = _rounds(plan, folder, asked, device, planned)
         if asked.dry_run:
-            if (first := next(rounds, None)) is not None:
-                preview.print_plan(first)
-                if asked.tune is not None:
-                    say("and what follows from these: rates beyond the best, then all seeds there")
+            first = next(rounds, None)
+            say("nothing is lacking") if first is None else preview.print_plan(first)
+            if first is not None and asked.tune is not None:
+                say("and what follows from these: rates beyond the best, then all seeds there")
             return
         trainer = stack.enter_context(carry_out.launched(*asked.by_whom, whole=asked.whole))
+        threads = threads or begun or threads_each(trainer, runs)
         resume = asked.resume or asked.tune is not None
         setting = Setting(folder, resume, asked.tensorboard, deadline, threads)
         carry_out.check_setting(setting)
@@ -200,7 +204,8 @@ def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> 
                 break
         if asked.tune is not None:
             best = _print_tuned(plan, folder, asked.not_in, device, planned)
-            records = best if records is None else records
+            if records is None or (finished and not carry_out.missing(records)):
+                records = best or records  # all there is, not the last round alone
         elif records and (finished or any(run.status != "missing" for run in records.runs)):
             carry_out.print_experiment(records)
     if records is not None:

@@ -65,7 +65,7 @@ NotIn = Annotated[
     typer.Option(
         metavar="RESULTS",
         help="Leave out runs whose results this folder keeps, as aliceopt results add wrote them, "
-        "of this device, and on a CPU with as many threads.",
+        "of this device, and on a CPU with as many threads (of any with ray or torchrun).",
     ),
 ]
 TuneFirst = Annotated[
@@ -158,7 +158,6 @@ FigureSeed = Annotated[
 Problem = Annotated[
     str | None,
     typer.Argument(
-        callback=or_digits,
         help="Your own problem, file.py:function or package.module:function, a function "
         "without arguments that returns model, loss, train and validation data (start from "
         "aliceopt new-problem). By default digits, a small convnet on scikit-learn's.",

@@ -55,7 +55,7 @@ def study(
     """
     if problem is not None and problem_option is not None:
         refuse(f"two problems: {problem!r} and --problem {problem_option}; choose one")
-    problem = problem_option if problem is None else problem
+    problem = options.or_digits(problem_option if problem is None else problem)
     folder = Path("runs") / f"study-{problem_name(problem)}" if out is None else out
     with told(), contextlib.ExitStack() as stack:
         carry_out.check_launcher(launcher, device, workers)

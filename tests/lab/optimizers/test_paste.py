@@ -106,14 +106,14 @@ def test_what_the_loop_must_do_is_a_comment(
         Schedule("cosine", warmup=0.05),
         Schedule("cosine"),
         Schedule("linear", warmup=0.3),
-        Schedule("drops", drops=(0.5, 0.889), gamma=0.3),
+        Schedule("drops", drops=(0.5, 0.55), gamma=0.3),
         Schedule(warmup=0.2),
     ],
     ids=str,
 )
 def test_the_scheduler_goes_as_the_lab_did(name: str, schedule: Schedule) -> None:
     """The rate of every step, of every optimizer."""
-    steps, options = 44, {"lr": 0.1}
+    steps, options = 100, {"lr": 0.1}
     if name == "muon":
         options["adam_lr"] = 0.1
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
@@ -130,6 +130,19 @@ def test_the_scheduler_goes_as_the_lab_did(name: str, schedule: Schedule) -> Non
         model(torch.ones(1, 3)).sum().backward()
         for turn in (*optimizers, *(room.get("schedulers") or [room["scheduler"]])):
             turn.step()
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+def test_the_scheduler_stays_at_zero(shape: str) -> None:
+    """People train on beyond the steps of a study: the rate neither rises again nor turns."""
+    room: dict[str, Any] = {"model": nn.Linear(2, 2)}
+    exec(lines_to_paste("adamw", {"lr": 0.1}), room)
+    exec(scheduler_lines("adamw", Schedule(shape), 5), room)
+    for step in range(12):
+        rate = room["optimizer"].param_groups[0]["lr"]
+        assert rate == pytest.approx(0.1 * Schedule(shape).factor(min(step, 5), 5), abs=1e-12)
+        room["optimizer"].step()
+        room["scheduler"].step()
 
 
 def test_a_constant_rate_needs_no_scheduler() -> None:

@@ -92,10 +92,14 @@ def test_at_equal_seconds_the_best_is_chosen_however_busy_the_machine_was() -> N
 def test_the_way_on_is_the_whole_command() -> None:
     """With its folder, or it would begin another study, and with as many seeds as it takes."""
     plan = grid_plan(3, terms=("none", "glass"), baselines=("adamw",))
-    plan = replace(plan, command="aliceopt study mine.py:problem --seeds 3 --out 'a b'")
     values = {"alice-glass-full": (91.0, 95.0, 99.0), "adamw": (90.2, 90.4, 90.6)}
-    way_on = "`aliceopt study mine.py:problem --out 'a b' --seeds 6 --resume` may tell."
-    assert decided(plan, constant(plan, values)).endswith(way_on)
+    for seeds in (" --seeds 3", " --seeds=3", ""):
+        rest = "--out 'o --seeds b' --terms ''"
+        plan = replace(plan, command=f"aliceopt study x.py:p{seeds} {rest}")
+        way_on = f"`aliceopt study x.py:p {rest} --seeds 6 --resume` may tell."
+        assert decided(plan, constant(plan, values)).endswith(way_on)
+    several = replace(plan, kind="experiment", command="aliceopt run pays --out all")
+    assert decided(several, constant(plan, values)).endswith("`--seeds 6 --resume` may tell.")
 
 
 def test_where_no_difference_was_seen_its_bound_is_named() -> None:
@@ -137,7 +141,8 @@ def test_seconds_within_a_third_are_equal() -> None:
 def test_one_method_that_is_cheap_by_luck_does_not_set_the_price() -> None:
     """A wild one that cannot be told apart, and a worse one that is nearly as cheap as it.
 
-    However noisy seconds are, the choice is one of those that ended well.
+    However noisy seconds are, the choice is one of those that ended well; also where, at equal
+    gradients, the wild one has one less, as its steps are rounded.
     """
     plan = grid_plan(5, terms=("none",), baselines=("adamw", "sgd", "muon"), metric="loss")
     results = {
@@ -154,6 +159,7 @@ def test_one_method_that_is_cheap_by_luck_does_not_set_the_price() -> None:
         slow = {m: usual.get(m, 1.19) * noise.lognormvariate(0, 0.1) for m in plan.methods}
         for run in runs:
             run.seconds = slow[run.method]
+            run.gradients = 219 if run.method == "sgd" else 220
         assert find(plan, runs).choice not in ("sgd", "muon")
 
 

@@ -302,9 +302,12 @@ def test_runs_that_are_kept_need_not_be_made_again(tmp_path):
     assert len(left(tmp_path / "nothing", **asked)) == 6
 
 
+PAYS = ("pays-gpt", "pays-resnet18", "pays-small-gpt", "pays-vit")
+
+
 def test_all_of_the_committed_runs_as_filed_are_found():
     """A field that a plan has gained since would make every kept run look like another one."""
-    for name, scale in ((NAME, "paper"), ("pays-gpt", "lab"), ("pays-small-gpt", "lab")):
+    for name, scale in ((NAME, "paper"), *((name, "lab") for name in PAYS)):
         lines = as_filed([x for x in read_kept(COMMITTED / f"{name}.jsonl") if x.scale == scale])
         alone = {x.method: x for x in lines if x.seed == 0 and x.status == "finished"}
         assert alone

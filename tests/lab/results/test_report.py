@@ -278,6 +278,22 @@ def test_the_forest_is_the_finding(tmp_path: Path) -> None:
     assert [row.sure for row in drawn.rows] == [False, True, True, True, True]
 
 
+def test_the_best_are_drawn_above_the_others_and_the_choice_is_marked(tmp_path: Path) -> None:
+    """In every panel the best Alice and the best baseline come last, wherever the plan has them."""
+    plan = grid_plan(5, terms=("none", "glass"), baselines=("adam", "sgd"))
+    write_folder(tmp_path, plan, invented_results(plan, {"alice-none-naq": 2.0, "adam": 3.0}))
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    panels = re.findall(r'<svg viewBox="0 0 1000 1000".*?</svg>', page, re.DOTALL)
+    drawn = [re.findall(r'<g data-m="([^"]*)" class="([^"]*)"', panel) for panel in panels]
+    mine = [lines for lines in drawn if ("adam", "baseline") in lines]
+    assert mine
+    for lines in mine:
+        assert dict(lines[-2:]) == {"alice-none-naq": "alice", "adam": "baseline"}
+        assert all(kind == "" for _, kind in lines[:-2])
+    assert page.count('<th scope="row">Adam <strong class="use">use this</strong></th>') == 1
+    assert page.count('class="use"') == 1
+
+
 def tracks(page: str, heading: str) -> dict[str, str]:
     """Method by method, what is drawn in the figure after a heading."""
     figure = page[page.index(f">{heading}<") :].split('<div class="strip axis">')[0]

@@ -4,10 +4,11 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
+from aliceopt.lab.records import load_checkpoint, read_found, read_runs, run_folder
 from aliceopt.lab.training.launch import TIME_IS_UP, NoneFits, Setting
 from aliceopt.lab.training.pool import GRACE, Local, _Queue, execute
 from aliceopt.lab.training.stopping import stopped_by_signal, terms_as_interrupts
@@ -180,3 +181,15 @@ def test_runs_that_would_be_cut_are_left_to_the_next_time(workers, file, tmp_pat
     found = {(run.method, run.seed): run.status for run in read_runs(out)}
     assert {found[m, 0] for m in ("adam", "alice")} == {"finished"}
     assert {found[m, 1] for m in ("adam", "alice")} == {"missing"}
+
+
+def test_plans_one_after_the_other_share_how_long_runs_take(file, tmp_path):
+    """Rounds of one command: not even the first run of the second is begun to be cut."""
+    plan, here = small_plan(file, {"adam": ADAM}, seeds=2), Local(workers=1, whole=True)
+    first, second = (replace(plan, runs=[run]) for run in plan.runs)
+    execute(first, tmp_path / "first", here, deadline=time.time() + 3600)
+    assert here.paces.keys() == {"adam"}
+    here.paces["adam"] = 1e9
+    with pytest.raises(NoneFits):
+        execute(second, tmp_path / "second", here, deadline=time.time() + 3600)
+    assert not read_found(tmp_path / "second")

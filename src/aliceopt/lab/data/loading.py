@@ -87,6 +87,8 @@ def _first_of_every_class(parts: ImageParts, count: int) -> ImageParts:
     """With so many training images of every class, in their order."""
     sizes = torch.bincount(parts.train_labels, minlength=parts.classes)
     least = int(sizes.min())
+    if least == 0:
+        raise ValueError(f"per_class: class {int(sizes.argmin())} has no training images")
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= least:
         raise ValueError(
             f"per_class must be a whole number from 1 to {least}, the images of its smallest "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -62,35 +61,34 @@ def lines_to_paste(name: str, options: Mapping[str, Any]) -> str:
 def scheduler_lines(name: str, schedule: Schedule, steps: int) -> str:
     """A scheduler for what `lines_to_paste` made, over so many steps; nothing for a constant rate.
 
-    >>> print(scheduler_lines("adamw", Schedule("cosine", warmup=0.05), 200))
-    # scheduler.step() behind every step; the rate falls to zero in 200 of them
-    from math import cos, pi
+    >>> print(scheduler_lines("adamw", Schedule("linear", warmup=0.05), 200))
+    steps = 200  # of your training; scheduler.step() behind every one
     from torch.optim.lr_scheduler import LambdaLR
     scheduler = LambdaLR(
-        optimizer, lambda k: min(1, (k + 1) / 10) * cos(pi * k / 400) ** 2
+        optimizer,
+        lambda k: min(1, (k + 1) / (0.05 * steps))
+        * max(0, 1 - k / steps)
     )
     """
-    drops = " + ".join(f"(k >= {math.ceil(drop * steps)})" for drop in schedule.drops)
+    drops = ", ".join(f"{drop!r}" for drop in schedule.drops)
     course = {
-        "cosine": f"cos(pi * k / {2 * steps}) ** 2",
-        "linear": f"(1 - k / {steps})",
-        "drops": f"{schedule.gamma:g} ** ({drops})" if drops else "",
+        "cosine": "cos(pi / 2 * min(1, k / steps)) ** 2",
+        "linear": "max(0, 1 - k / steps)",
+        "drops": f"{schedule.gamma!r} ** sum(k / steps >= drop for drop in ({drops},))",
         "constant": "",
-    }[schedule.shape]
-    rise = f"min(1, (k + 1) / {schedule.warmup * steps:g})" if schedule.warmup else ""
-    factor = " * ".join(filter(None, (rise, course)))
+    }[schedule.shape if schedule.drops or schedule.shape != "drops" else "constant"]
+    rise = f"min(1, (k + 1) / ({schedule.warmup!r} * steps))" if schedule.warmup else ""
+    factor = "\n    * ".join(filter(None, (rise, course)))
     if not factor:
         return ""
-    ends = "falls to zero in" if schedule.shape in ("cosine", "linear") else "changes over"
-    lines = [f"# scheduler.step() behind every step; the rate {ends} {steps} of them"]
-    lines += ["from math import cos, pi"] if "cos(" in factor else []
-    lines += ["from torch.optim.lr_scheduler import LambdaLR"]
+    turn, opening, of, closing = "scheduler.step()", "scheduler = LambdaLR(", "optimizer", ")"
     if name == "muon":
-        lines[0] = lines[0].replace("scheduler.step()", "step() of all schedulers")
-        opening, of, closing = "schedulers = [LambdaLR(", "o", ") for o in optimizers]"
-    else:
-        opening, of, closing = "scheduler = LambdaLR(", "optimizer", ")"
-    return "\n".join([*lines, _call(opening, [of, f"lambda k: {factor}"], closing)])
+        turn, opening = "step() of all schedulers", "schedulers = [LambdaLR("
+        of, closing = "o", ") for o in optimizers]"
+    lines = [f"steps = {steps}  # of your training; {turn} behind every one"]
+    lines += ["from math import cos, pi"] if "cos(" in factor else []
+    lines += ["from torch.optim.lr_scheduler import LambdaLR", opening]
+    return "\n".join([*lines, f"    {of},", f"    lambda k: {factor}", closing])
 
 
 def shown_rate(rate: float) -> float:

@@ -9,9 +9,10 @@ cheap, and the best of them is chosen.
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median_low
 
 from aliceopt.lab.optimizers.paste import shown_rate
@@ -23,6 +24,9 @@ __all__ = ["AS_CHEAP", "Decision", "decide", "times_the_seconds"]
 
 AS_CHEAP, NO_COST = 4 / 3, 0.05
 """A method is cheap up to so many times the usual seconds, or so many seconds more."""
+
+AS_FEW = 1.05
+"""Up to so many times the fewest gradients are as few: equal budgets differ by a step or two."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,11 @@ def decide(plan: Plan, summary: Summary, comparisons: Sequence[Comparison]) -> D
 def _cheap(methods: Sequence[MethodSummary]) -> set[str]:
     """Those of the usual cost: the middle of those with the fewest gradients, of two the lower."""
     spent = {s.method: s.seconds for s in methods if s.seconds is not None}
-    least = min((s.gradients for s in methods if s.gradients is not None), default=None)
-    usual = median_low([spent[s.method] for s in methods if s.gradients == least] or [0.0])
+    few = AS_FEW * min((s.gradients for s in methods if s.gradients is not None), default=0.0)
+    usual = median_low(
+        [spent[s.method] for s in methods if (s.gradients or few) <= few and s.method in spent]
+        or [0.0]
+    )
     limit = max(AS_CHEAP * usual, usual + NO_COST)
     return {method for method, seconds in spent.items() if seconds <= limit}
 
@@ -121,6 +128,11 @@ def _hint(plan: Plan, c: Comparison, summary: Summary) -> str:
     wide = unseen and any(abs(end) > WIDE for end in c.ends)
     if not open_still and not wide:
         return ""
-    command = re.sub(r" --seeds[ =]\S+", "", plan.command)
-    more = f"--seeds {max(4, 2 * len(plan.seeds))} --resume"
-    return f" `{f'{command} {more}'.strip()}` may tell."
+    words = shlex.split(plan.command) if plan.kind == "study" else []  # else perhaps of several
+    command = [
+        word
+        for before, word in pairwise(["", *words])
+        if "--seeds" not in (before, word) and not word.startswith("--seeds=")
+    ]
+    more = ["--seeds", str(max(4, 2 * len(plan.seeds))), "--resume"]
+    return f" `{shlex.join(command + more)}` may tell."

@@ -127,7 +127,7 @@ def _named(run: Run) -> dict[str, Any]:
     """The settings of a run that make it another one, by name; wherever its data lies."""
     settings = run.settings
     course = ("steps", "schedule", "validation_batches", "compile")
-    training = {k: v for k, v in settings["training"].items() if k in course}
+    training = {k: v for k, v in settings["training"].items() if k in course and v is not False}
     return {"optimizer": run.optimizer, **run.options, **training, **settings["problem"]}
 
 

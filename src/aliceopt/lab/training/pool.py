@@ -163,8 +163,9 @@ def _check_same(run: Run, record: RunRecord) -> None:
 
 
 def _changes(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Like ``train.steps 40, now 20``; of what has parts the name alone."""
-    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    """Like ``train.steps 40, now 20``; of what has parts, or was not there, the name alone."""
+    names, gone = {**old, **new}, object()
+    changed = [name for name in names if old.get(name, gone) != new.get(name, gone)]
     told = {name: (old.get(name), new.get(name)) for name in changed}
     plain = (bool, int, float, str)
     return [
@@ -194,12 +195,14 @@ class Local:
     """Trains runs on this machine, several at once.
 
     ``workers`` is the number of processes: by default one a GPU, or one a core. One worker, or one
-    run, means that it happens in this process. ``whole``: see `_Queue`.
+    run, means that it happens in this process. ``whole``: see `_Queue`, to which ``paces`` belong;
+    plans that are launched one after the other share them.
     """
 
     devices: Sequence[str] = ("cpu",)
     workers: int | None = None
     whole: bool = False
+    paces: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def on_cpu(self) -> bool:
@@ -212,7 +215,7 @@ class Local:
 
     def launch(self, runs: Sequence[Run], setting: Setting, watch: Watcher) -> None:
         """In worker processes, or one after another in this one."""
-        count, queue = self._at_once(len(runs)), _Queue(list(runs), setting, self.whole)
+        count, queue = self._at_once(len(runs)), _Queue(list(runs), setting, self.whole, self.paces)
         if count > 1:
             devices = [self.devices[i % len(self.devices)] for i in range(count)]
             if not self.on_cpu:  # there every run has cores of its own
@@ -241,7 +244,8 @@ class _Queue:
     """Runs that are still to be begun, in their order, until the deadline.
 
     ``whole``: only those that will have ended by then, going by the seconds a gradient of the same
-    method's whole runs, or of the slowest method if there is none yet. The first is always begun.
+    method's whole runs, or of the slowest method if there is none yet. The first of all is always
+    begun.
     """
 
     runs: list[Run]
