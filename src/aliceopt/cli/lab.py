@@ -333,7 +333,7 @@ def figure(
             written = draw_experiment(experiment_records(name, scale, records), out)
     except ValueError as error:
         refuse(error)
-    say(f"figure: {written}")
+    say(written)
 
 
 def list_() -> None:
