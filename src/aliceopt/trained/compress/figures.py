@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -27,18 +27,43 @@ _LEFT_OUT = (
 
 
 def draw_compression(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
-    """Loss against the share removed, a line a criterion; those at a given radius are left out."""
+    """Loss against the share removed, a line a criterion; those at a given radius are left out.
+
+    Of one share, which would be a column of marks on one another: a row a criterion.
+    """
     names, shares = tables.criteria(results), tables.sparsities(results)
     shown = [name for name in names if "@" not in name] or names
+    if len(shares) == 1:
+        return _draw_rows(results, shown, shares[0], path)
     if len(shown) > len(LOOKS):
         shown = [name for name in shown if name not in _LEFT_OUT]
     labels = "weights removed, %", "validation loss"
     with _axes(path, 3.2 + 0.2 * len(shown), *labels) as axes:
-        _draw_whole(axes, results)
+        _draw_whole(axes.axhline, results)
         for i, name in enumerate(shown):
             means = [_loss(results, name, share) for share in shares]
             percent = [100 * share for share in shares]
             axes.plot(percent, means, label=row_of(name).label, lw=1.2, ms=4, **look_of(i))
+    return Path(path)
+
+
+def _draw_rows(
+    results: Sequence[Result], names: Sequence[str], share: float, path: str | os.PathLike[str]
+) -> Path:
+    """The best on top; every seed a dot, the mean a line, and one that is not finite no more."""
+    finite = [name for name in names if math.isfinite(_loss(results, name, share))]
+    rows = sorted(finite, key=lambda name: -_loss(results, name, share))
+    label = f"validation loss, {100 * share:g}% removed"
+    with _axes(path, 1.6 + 0.24 * len(rows), label, "", columns=3) as axes:
+        _draw_whole(axes.axvline, results)
+        for i, name in enumerate(rows):
+            losses = [r.loss for r in tables.at(results, name, share).values()]
+            mean, look = _loss(results, name, share), {"ls": "", "color": LOOKS[0]["color"]}
+            told = {"a seed": losses, "mean": [mean]} if i == 0 else {"_": losses, "_mean": [mean]}
+            for (name_, xs), marker, size in zip(told.items(), ".|", (5, 13), strict=True):
+                axes.plot(xs, [i] * len(xs), marker=marker, ms=size, label=name_, **look)
+        axes.set_yticks(range(len(rows)), [row_of(name).label for name in rows])
+        axes.set_ylim(-0.7, len(rows) - 0.3)
     return Path(path)
 
 
@@ -52,7 +77,7 @@ def draw_radii(results: Sequence[Result], path: str | os.PathLike[str]) -> Path 
         return None
     labels = "radius of the probes, in units of the weights", "validation loss"
     with _axes(path, 3.6, *labels, columns=2) as axes:
-        _draw_whole(axes, results)
+        _draw_whole(axes.axhline, results)
         for i, share in enumerate(tables.sparsities(results)):
             look = look_of(i)
             means = [_loss(results, name, share) for name in radii]
@@ -99,10 +124,10 @@ def _axes(
         style.save(figure, target)
 
 
-def _draw_whole(axes: Axes, results: Sequence[Result]) -> None:
+def _draw_whole(line: Callable[..., object], results: Sequence[Result]) -> None:
     whole = [r.loss for r in tables.at(results, "none", 0.0).values()]
     if whole:
-        axes.axhline(fmean(whole), color="0.6", lw=0.8, label="none removed")
+        line(fmean(whole), color="0.6", lw=0.8, label="none removed")
 
 
 def _loss(results: Sequence[Result], criterion: str, sparsity: float) -> float:
