@@ -149,10 +149,11 @@ def test_the_command_draws_what_the_repository_keeps(tmp_path: Path) -> None:
     assert out.stat().st_size > 10_000
     for wrong, told in (
         (["nope"], "no experiment 'nope'"),
-        (["resnet18-naq"], "there is no '"),
         (["pays-gpt", "--scale", "huge"], "no scale 'huge' of pays-gpt"),
         (["pays-gpt", "--scale", "smoke"], "has no runs of scale 'smoke'"),
     ):
         result = CliRunner().invoke(build(), ["results", "draw", *wrong, *asked])
         assert result.exit_code == 2
         assert told in result.stderr
+    nowhere = ["results", "draw", "pays-gpt", "--from", str(tmp_path)]
+    assert "those of the documentation are in" in CliRunner().invoke(build(), nowhere).stderr
