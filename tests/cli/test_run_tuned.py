@@ -35,6 +35,7 @@ def test_rates_are_found_and_run_with_all_seeds(own_folder, tmp_path: Path):
     again = given(tmp_path / "out")
     assert again.exit_code == 0
     assert again.output == done.output[-len(again.output) :]
+    assert given(tmp_path / "out", "--dry-run").output == "nothing is lacking\n"
     assert "Differences to adamw" in again.output
     assert "Does it pay? A GPT of 2 layers" in again.output
     assert "smoke scale" in again.output  # and so no number of the experiment

@@ -26,8 +26,9 @@ from aliceopt.lab.results.numbers import NONE
 from aliceopt.lab.spec import LabProblem, Plan
 from aliceopt.lab.terminal import new_table, stdout_console
 from aliceopt.lab.training.launch import Launcher, NoneFits, Setting
+from aliceopt.lab.training.outstanding import outstanding, threads_each
 from aliceopt.lab.training.pace import known_paces, measured_paces
-from aliceopt.lab.training.pool import Local, outstanding, threads_each
+from aliceopt.lab.training.pool import Local
 from aliceopt.lab.training.stopping import terms_as_interrupts
 from aliceopt.lab.typed import Count, Positive, checked
 from aliceopt.lab.words import counted, rounded
@@ -124,10 +125,17 @@ def ends_at(minutes: float | None) -> float | None:
     return None if minutes is None else time.time() + 60 * checked(Positive, minutes, "--minutes")
 
 
-def check_setting(setting: Setting) -> None:
-    """Refuse TensorBoard where it is not there, before anything is deleted or run."""
-    if setting.tensorboard:
+def setting_of(
+    folder: Path,
+    resume: bool,
+    tensorboard: bool,
+    deadline: float | None = None,
+    threads: int | None = None,
+) -> Setting:
+    """Refuses TensorBoard where it is not there, before anything is deleted or run."""
+    if tensorboard:
         importlib.import_module("torch.utils.tensorboard")
+    return Setting(folder, resume, tensorboard, deadline, threads)
 
 
 def carry_out(

@@ -158,11 +158,10 @@ def _run_all(experiment: str, out: Path | None, asked: _Asked) -> None:
 
 def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> None:
     """Plan the rounds that are asked for, carry out one after the other, and print what came."""
-    from aliceopt.cli import carry_out, preview
+    from aliceopt.cli import carry_out
     from aliceopt.cli.lock import locked
-    from aliceopt.lab.plans.plan import experiment_plan, settings_of
-    from aliceopt.lab.training.launch import Setting
-    from aliceopt.lab.training.pool import threads_each
+    from aliceopt.lab.plans.plan import settings_of
+    from aliceopt.lab.training.outstanding import threads_each
 
     records, finished = None, True
     with told(), contextlib.ExitStack() as stack:
@@ -170,14 +169,7 @@ def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> 
         carry_out.check_launcher(*asked.by_whom)
         if not asked.dry_run:
             stack.enter_context(locked(folder))
-        planned = partial(
-            experiment_plan,
-            name,
-            asked.scale,
-            sets=asked.sets or [],
-            precision=asked.precision,
-            root=carry_out.data_root(name, asked.scale, asked.data, folder, make=not asked.dry_run),
-        )
+        planned = _planner(name, folder, asked)
         plan = planned(seeds=seeds_of(asked.seeds), methods=split_names(asked.methods))
         # Where runs are tuned three of each method come first.
         runs = len(plan.runs) if asked.tune is None else 3 * len(plan.methods)
@@ -185,16 +177,12 @@ def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> 
         device, threads = carry_out.place_here(runs, begun, *asked.by_whom)
         rounds = _rounds(plan, folder, asked, device, planned)
         if asked.dry_run:
-            first = next(rounds, None)
-            say("nothing is lacking") if first is None else preview.print_plan(first)
-            if first is not None and asked.tune is not None:
-                say("and what follows from these: rates beyond the best, then all seeds there")
+            _preview(next(rounds, None), tuned=asked.tune is not None)
             return
         trainer = stack.enter_context(carry_out.launched(*asked.by_whom, whole=asked.whole))
         threads = threads or begun or threads_each(trainer, runs)
         resume = asked.resume or asked.tune is not None
-        setting = Setting(folder, resume, asked.tensorboard, deadline, threads)
-        carry_out.check_setting(setting)
+        setting = carry_out.setting_of(folder, resume, asked.tensorboard, deadline, threads)
         for part in map(carry_out.with_data, rounds):
             if asked.overwrite:  # last, when nothing is left that could be refused
                 check_not_both(asked.resume)
@@ -204,12 +192,38 @@ def _run_one(name: str, folder: Path, asked: _Asked, deadline: float | None) -> 
                 break
         if asked.tune is not None:
             best = _print_tuned(plan, folder, asked.not_in, device, planned)
-            if records is None or (finished and not carry_out.missing(records)):
-                records = best or records  # all there is, not the last round alone
+            if best and finished and not (records and carry_out.missing(records)):
+                records = best  # all there is, not the last round alone
         elif records and (finished or any(run.status != "missing" for run in records.runs)):
             carry_out.print_experiment(records)
     if records is not None:
         end(records, finished)
+
+
+def _planner(name: str, folder: Path, asked: _Asked) -> Callable[..., Plan]:
+    """Makes plans of an experiment, as the user changed it, from methods and seeds."""
+    from aliceopt.cli import carry_out
+    from aliceopt.lab.plans.plan import experiment_plan
+
+    return partial(
+        experiment_plan,
+        name,
+        asked.scale,
+        sets=asked.sets or [],
+        precision=asked.precision,
+        root=carry_out.data_root(name, asked.scale, asked.data, folder, make=not asked.dry_run),
+    )
+
+
+def _preview(first: Plan | None, *, tuned: bool) -> None:
+    from aliceopt.cli import preview
+
+    if first is None:
+        say("nothing is lacking")
+        return
+    preview.print_plan(first)
+    if tuned:
+        say("and what follows from these: rates beyond the best, then all seeds there")
 
 
 def _rounds(

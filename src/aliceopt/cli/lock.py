@@ -31,8 +31,7 @@ def locked(folder: Path) -> Iterator[None]:
     The operating system holds the lock and drops it when this process ends, however it ends, so a
     file that was left behind does not block. Folders that were made for the lock alone go with it.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"cannot write {str(folder)!r}: it is a file; choose another --out")
+    _check_folder(folder)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     path, holder = folder / NAME, f"{os.getpid()} {socket.gethostname()}\n"
     lock = FileLock(path, fallback_to_soft=False)  # a file alone would block once left behind
@@ -66,3 +65,8 @@ def locked(folder: Path) -> Iterator[None]:
         for place in made:
             with contextlib.suppress(OSError):  # something is in it now
                 place.rmdir()
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"cannot write {str(folder)!r}: it is a file; choose another --out")

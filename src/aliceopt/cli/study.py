@@ -19,7 +19,7 @@ from aliceopt.lab.records import Records, RunRecord
 from aliceopt.lab.results.tuning import tuned
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.training.launch import Launcher, Setting
-from aliceopt.lab.training.pool import outstanding, refuse_fewer
+from aliceopt.lab.training.outstanding import outstanding, refuse_fewer
 from aliceopt.trained.network import problem_name
 
 
@@ -81,8 +81,7 @@ def study(
             preview.print_study(plan, plan.final.paces or carry_out.paces(plan, here, workers))
             return
         trainer = stack.enter_context(carry_out.launched(launcher, device, workers))
-        setting = Setting(folder, resume, tensorboard)
-        carry_out.check_setting(setting)
+        setting = carry_out.setting_of(folder, resume, tensorboard)
         records, finished = _carry_out(plan, trainer, setting, overwrite)
     end(records, finished)
 

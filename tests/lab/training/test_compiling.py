@@ -67,3 +67,5 @@ def test_compiled_runs_are_kept_apart():
     """Their seconds and last digits are others: no results as filed, and no row of those."""
     plan = experiment_plan("pays-gpt", "smoke", sets=["train.compile=true"], read=False)
     assert changed("pays-gpt", "smoke", plan.run(plan.runs[0])) == ["compile True"]
+    off = experiment_plan("pays-gpt", "smoke", sets=["train.compile=false"], read=False)
+    assert changed("pays-gpt", "smoke", off.run(off.runs[0])) == []

@@ -9,7 +9,8 @@ from aliceopt.lab.data.splits import Arrays
 from aliceopt.lab.plans.plan import PlanError, experiment_plan
 from aliceopt.lab.problems.problem import Problem
 from aliceopt.lab.problems.rules import try_problem
-from aliceopt.lab.training.pool import Local, execute, outstanding
+from aliceopt.lab.training.outstanding import outstanding
+from aliceopt.lab.training.pool import Local, execute
 from aliceopt.lab.training.precision import ChannelsLast, lay_out_
 from aliceopt.lab.training.train import train
 from lab_cases import events, small_plan, small_run, write_problem

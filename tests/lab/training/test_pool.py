@@ -12,7 +12,8 @@ from aliceopt.lab.records import read_runs, run_folder
 from aliceopt.lab.spec import UserProblem
 from aliceopt.lab.training import pool
 from aliceopt.lab.training.launch import Setting, train_run
-from aliceopt.lab.training.pool import Local, execute, outstanding
+from aliceopt.lab.training.outstanding import outstanding
+from aliceopt.lab.training.pool import Local, execute
 from lab_cases import all_events, small_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -24,7 +24,8 @@ from aliceopt.lab.plans.study import study_plan
 from aliceopt.lab.records import load_checkpoint, read_runs, run_folder
 from aliceopt.lab.spec import UserProblem
 from aliceopt.lab.training.launch import TIME_IS_UP, Setting
-from aliceopt.lab.training.pool import Local, execute, outstanding
+from aliceopt.lab.training.outstanding import outstanding
+from aliceopt.lab.training.pool import Local, execute
 from lab_cases import all_events, small_plan, write_problem
 
 KILLED_ONCE = '''

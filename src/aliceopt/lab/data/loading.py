@@ -10,7 +10,7 @@ import torch
 from aliceopt.lab.data.augment import PadCropFlip, unit_floats
 from aliceopt.lab.data.folder import DataError, data_folder, generated_rows
 from aliceopt.lab.data.images import ImageParts
-from aliceopt.lab.data.registry import named
+from aliceopt.lab.data.registry import DataSet, named
 from aliceopt.lab.data.splits import Arrays, Split, Tokens
 from aliceopt.lab.data.text import TextParts
 
@@ -60,11 +60,7 @@ def load(
     rows = generated_rows(name, folder)
     if augment and not data_set.augmentable:
         raise DataError(f"{name} has no augmentation: leave augment off")
-    for option, value in (("length", length), ("tokens", tokens)):
-        if value is not None and data_set.kind != "text":
-            raise DataError(f"{name} holds images: {option} is for texts")
-    if per_class is not None and data_set.kind != "images":
-        raise DataError(f"{name} holds no images: per_class is for images")
+    _check_kind(data_set, length=length, tokens=tokens, per_class=per_class)
     parts = data_set.read(folder, rows)
     sizes = batch_size, batch_size if validation_batch_size is None else validation_batch_size
     window = DEFAULT_LENGTH if length is None else length
@@ -81,6 +77,15 @@ def load(
 
 
 Made = tuple[Split, Split, tuple[int, ...], str]  # training, validation, shape of an input, note
+
+
+def _check_kind(data_set: DataSet, **options: int | None) -> None:
+    """Refuse an option that is for another kind of data."""
+    for option, value in options.items():
+        needed = "images" if option == "per_class" else "text"
+        if value is not None and data_set.kind != needed:
+            holds, kinds = ("texts", "images") if needed == "images" else ("images", "texts")
+            raise DataError(f"{data_set.name} holds {holds}: {option} is for {kinds}")
 
 
 def _first_of_every_class(parts: ImageParts, count: int) -> ImageParts:

@@ -124,7 +124,7 @@ def _filed(experiment: str, scale: str, method: str) -> dict[str, Any] | None:
 
 
 def _named(run: Run) -> dict[str, Any]:
-    """The settings of a run that make it another one, by name; wherever its data lies."""
+    """The settings of a run that make it another one, by name; a switch that is off is none."""
     settings = run.settings
     course = ("steps", "schedule", "validation_batches", "compile")
     training = {k: v for k, v in settings["training"].items() if k in course and v is not False}

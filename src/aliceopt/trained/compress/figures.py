@@ -59,9 +59,9 @@ def _draw_rows(
         for i, name in enumerate(rows):
             losses = [r.loss for r in tables.at(results, name, share).values()]
             mean, look = _loss(results, name, share), {"ls": "", "color": LOOKS[0]["color"]}
-            told = {"a seed": losses, "mean": [mean]} if i == 0 else {"_": losses, "_mean": [mean]}
-            for (name_, xs), marker, size in zip(told.items(), ".|", (5, 13), strict=True):
-                axes.plot(xs, [i] * len(xs), marker=marker, ms=size, label=name_, **look)
+            seed, middle = ("a seed", "mean") if i == 0 else (None, None)  # once in the legend
+            axes.plot(losses, [i] * len(losses), marker=".", ms=5, label=seed, **look)
+            axes.plot(mean, i, marker="|", ms=13, label=middle, **look)
         axes.set_yticks(range(len(rows)), [row_of(name).label for name in rows])
         axes.set_ylim(-0.7, len(rows) - 0.3)
     return Path(path)
