@@ -225,6 +225,9 @@ def test_results_are_kept_shown_and_filled_into_pages(tmp_path, source):
     first = path.read_bytes()
     assert "0 results added, 14 there already" in keep("add", out, "--to", results).output
     assert path.read_bytes() == first
+    assert keep("add", out, "--to", tmp_path / "shared", "--shared").exit_code == 0
+    lines = list(map(json.loads, (tmp_path / "shared" / path.name).read_text().splitlines()))
+    assert {line.get("seconds") for line in lines} == {None}
     shown = keep("show", "compress-small", "--from", results).output
     assert "20 gradients, in one round, 2 seeds" in shown
     assert "rank correlation, 2 networks" in shown

@@ -38,6 +38,14 @@ def add_(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace kept runs that have other numbers.")
     ] = False,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared",
+            help="Other work had a share of the device: keep no seconds. Runs with --workers that "
+            "shared it among themselves say so without this.",
+        ),
+    ] = False,
 ) -> None:
     """Merge the runs that have ended into TO/EXPERIMENT.jsonl, one line a run.
 
@@ -57,6 +65,8 @@ def add_(
         pruned = source.name.startswith(pruning.PREFIX) or bool(read_folder(source))
         keeper, what = (pruning, "result") if pruned else (kept, "run")
         lines, left = keeper.gather(source)
+        if shared:
+            lines = [keeper.untimed(line) for line in lines]
         for done in keeper.add(lines, to, overwrite=overwrite):
             said = [f"{counted(done.new, what)} added"]
             said += [f"{done.replaced} replaced"] if done.replaced else []

@@ -95,6 +95,9 @@ def test_seconds_of_a_run_that_shared_its_gpu_are_not_kept(tmp_path):
     assert read_kept(tmp_path / f"{NAME}.jsonl") == lines
     assert [row["seconds"] for row in kept_rows(lines)] == [1.0]
     assert [row["seconds"] for row in kept_rows([shared])] == [None]
+    results("add", tmp_path / "1", "--to", tmp_path / "kept", "--shared")  # whose GPU had others
+    (told,) = read_kept(tmp_path / "kept" / f"{NAME}.jsonl")
+    assert told == replace(alone, seconds=None, curve=alone.curve | {"seconds": [None, None]})
 
 
 def test_adding_twice_changes_no_byte(tmp_path):

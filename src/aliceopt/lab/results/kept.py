@@ -105,8 +105,6 @@ def _kept(plan: Plan, run: RunRecord) -> Kept:
     if run.ran is None:
         raise RecordError(f"the records of {where} are of another version")
     start, end, config = run.start, run.end or {}, run.ran.anywhere
-    alone = start.get("sharing", 1) == 1
-    evaluations = run.evaluations if alone else [{**e, "seconds": None} for e in run.evaluations]
     of_run = ("method", "label", "seed", "status", "final", "gradients")
     line = {
         "id": "",
@@ -116,15 +114,22 @@ def _kept(plan: Plan, run: RunRecord) -> Kept:
         "precision": config.training.precision,
         "best": end.get("best"),
         "steps": end.get("step"),
-        "seconds": round(run.seconds, 3) if alone else None,
+        "seconds": round(run.seconds, 3),
         "date": start.get("time"),
         **{name: start.get(name) for name in ("device", "versions", "parameters", "data")},
         "config": to_json(config),
-        "curve": _columns(evaluations, _CURVE)
+        "curve": _columns(run.evaluations, _CURVE)
         | {"training": _columns(run.training, ("epoch", "loss", "lr"))}
         | ({"exponents": [_exponents(law) for law in run.power_law]} if run.power_law else {}),
     }
-    return _read(line, where)
+    kept = _read(line, where)
+    return kept if start.get("sharing", 1) == 1 else untimed(kept)
+
+
+def untimed(line: Kept) -> Kept:
+    """Without its seconds: other work shared the device."""
+    curve = {**line.curve, "seconds": [None] * len(line.curve["seconds"])}
+    return replace(line, seconds=None, curve=curve)
 
 
 def without_kept(plan: Plan, folder: Path, *, device: str | None) -> Plan:

@@ -45,6 +45,11 @@ def gather(source: Path) -> tuple[list[Line], list[str]]:
     return [{"id": identity(line), **line} for line in lines], []
 
 
+def untimed(line: Line) -> Line:
+    """Without its seconds: other work shared the device."""
+    return {**line, "seconds": None} if "seconds" in line else line
+
+
 def identity(line: Line) -> str:
     """What a result is, whenever it was made: the same network, device and question."""
     text = json.dumps([line["network"], line["device"]])
