@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ pytestmark = [
 
 def test_each_evaluation_of_a_graph_draws_from_a_state_of_its_own() -> None:
     """All draw what was set for them, whatever the default generator does, which is left alone."""
+    torch.cuda.init()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     torch.rand(8, device="cuda")
     main, graph = generator.graphsafe_get_state(), torch.cuda.CUDAGraph()
@@ -98,6 +101,28 @@ def test_a_closure_that_raises_while_captured_leaves_no_trace() -> None:
             each.train(x, y)
         ends.append(each.everything())
     assert_equal(*ends)
+
+
+@pytest.mark.parametrize("last", [5, 6], ids=["quick", "measuring"])
+def test_a_recording_that_failed_writes_to_nobody_else(
+    last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what torch began on the recording's stream, however late the device comes to it."""
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(graph: torch.cuda.CUDAGraph, *args: Any, **options: Any) -> None:
+        torch.cuda._sleep(1 << 28)  # clock cycles, about a seventh of a second
+        begin(graph, *args, **options)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    run, left = Run(captured=False), list(range(last))
+    run.hook = lambda: left.pop()  # type: ignore[assignment, return-value]
+    with pytest.raises(IndexError):
+        run.capture()
+    gc.collect()
+    others = [torch.zeros(16, device="cuda") for _ in range(1000)]
+    torch.cuda.synchronize()
+    assert not any(t.any() for t in others)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

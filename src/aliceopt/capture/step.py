@@ -267,6 +267,9 @@ class CapturedStep:
             raise
         finally:
             self._generator.graphsafe_set_state(main)
+            # Torch set the states' seeds on the recording's stream. A graph that failed gives that
+            # memory away, and one that is replayed sets them again on another stream.
+            torch.cuda.synchronize(self._device)
         return Recording(
             graph=graph,
             plan=plan,
