@@ -156,6 +156,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
     x, optimizer, closure = quadratic(torch.eye(3, dtype=torch.float64), hessian="none")
     with pytest.raises(ValueError, match=r"there is none: construct .* got 'none'"):
         joint_curvature(optimizer, closure)
+    with pytest.raises(TypeError, match="an Alice, got SGD"):
+        joint_curvature(torch.optim.SGD([nn.Parameter(torch.ones(1))]), closure)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="has taken a step"):
         joint_curvature(Alice([x], hessian="abs"), closure)
     for bad in (0, -1.0, math.inf, True, "1"):

@@ -146,9 +146,47 @@ def test_few_directions_do_not_make_smooth_gradients_glass(factor: float) -> Non
 
 
 def test_bends_narrower_than_the_radius_are_glass_at_that_radius() -> None:
-    """A tanh is a step from far away: nothing that looks at 0.8 to 6.4 can tell."""
+    """A softplus of a thousand times the slope is a ReLU to whoever looks at a thousandth."""
+    model, closure = network(lambda: nn.Softplus(beta=1e5))
+    assert ladder(model, closure, 1e-3, directions=6).blocks["hidden"].verdict == "glass"
+
+
+@pytest.mark.parametrize("radius", [0.3, 0.8, 2.0])
+def test_a_gradient_that_saturates_lacks_the_second_difference_of_glass(radius: float) -> None:
+    """From so far away a tanh is a step, with exponents of 1.3 to 1 that do not rise downwards."""
     model, closure = network(nn.Tanh)
-    assert ladder(model, closure, 0.8, count=4, directions=6).blocks["hidden"].verdict == "glass"
+    found = ladder(model, closure, radius, count=4, directions=6).blocks["hidden"]
+    assert 0.9 < found.exponents[0].value < 1.6
+    assert found.exponents[0].high + found.glass_share[0].high < 1.9
+    assert found.verdict == "undecided"
+
+
+def test_what_stays_below_glass_is_undecided() -> None:
+    """Changes that hardly grow with the radius, as those of rounding: never glass."""
+    x, g = nn.Parameter(torch.zeros(500, dtype=torch.float64)), generator()
+
+    def rounded() -> None:
+        (x * torch.randn(500, generator=g, dtype=torch.float64)).sum().backward()
+
+    for seed in range(10):
+        assert ladder([x], rounded, 1e-3, seed=seed).total.verdict == "undecided"
+
+
+def test_a_coarse_arithmetic_is_told_to_the_ladder() -> None:
+    """Under autocast weights are rounded, which makes jumps of a smooth network's gradient."""
+    model, plain = network(nn.GELU)
+
+    def closure() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            plain()
+
+    verdicts = [
+        ladder(model, closure, radius, spacing=2.0**-8).blocks["hidden"].verdict
+        for radius in (1e-4, 2e-4, 3e-4, 5e-4, 1e-3)
+    ]
+    assert "glass" not in verdicts
+    with pytest.raises(ValueError, match="spacing must be .* got -1"):
+        ladder(model, plain, 1e-3, spacing=-1)
 
 
 def test_a_relu_network_has_glass_in_its_hidden_block() -> None:

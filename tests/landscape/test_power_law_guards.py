@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from aliceopt.landscape import power_law
+from aliceopt.landscape import (
+    bound_check,
+    choose_radii,
+    diagonals,
+    ladder,
+    power_law,
+)
 from landscape_cases import Interrupted, everything, network
 from paper import paper_alice
 
@@ -77,8 +85,57 @@ def test_alice_trains_on_as_if_nobody_had_looked() -> None:
 def test_unguarded_buffers_are_told_of() -> None:
     """Parameters alone do not say whose buffers to put back."""
     model, closure = network(norm=True)
-    with pytest.warns(UserWarning, match="buffers of BatchNorm1d.*pass the module"):
+    with pytest.warns(UserWarning, match="BatchNorm1d, and only parameters were given"):
         power_law(model.named_parameters(), closure, 1e-3)
+    with pytest.warns(UserWarning, match="BatchNorm1d, and these are not in the model: pass the"):
+        power_law(model.output, closure, 1e-3)
+
+
+@pytest.mark.parametrize("instrument", [power_law, ladder, diagonals, bound_check])
+def test_gradients_in_memory_that_the_closure_fills_again_are_put_back(
+    instrument: Callable[..., object],
+) -> None:
+    """As DistributedDataParallel's buckets are: the tensors are the same, and what they hold."""
+    model, inner = network()
+    params = list(model.parameters())
+    bucket = torch.full((sum(p.numel() for p in params),), 3.0, dtype=torch.float64)
+    views = [
+        part.view_as(p)
+        for part, p in zip(bucket.split([p.numel() for p in params]), params, strict=True)
+    ]
+
+    def closure() -> Tensor:
+        for p in params:
+            p.grad = None
+        loss = inner()
+        for p, view in zip(params, views, strict=True):
+            assert p.grad is not None
+            p.grad = view.copy_(p.grad)
+        return loss.detach()
+
+    for p, view in zip(params, views, strict=True):
+        p.grad = view
+    instrument(model, closure, 1e-3)
+    assert all(p.grad is view for p, view in zip(params, views, strict=True))
+    assert (bucket == 3.0).all()
+
+
+def test_a_closure_without_backward_is_told_of() -> None:
+    """By every instrument, rather than zeros and NaN."""
+    model, closure = network()
+
+    def forward() -> Tensor:
+        return closure.loss()
+
+    for call in (
+        lambda: power_law(model, forward, 1e-3),
+        lambda: ladder(model, forward, 1e-3),
+        lambda: choose_radii(model, forward),
+        lambda: diagonals(model, forward, 1e-3),
+        lambda: bound_check(model, forward, 1e-3),
+    ):
+        with pytest.raises(ValueError, match="the closure left no gradients"):
+            call()
 
 
 # ---- directions, blocks, center ----------------------------------------------------------------

@@ -54,6 +54,18 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(batches: int, sprea
     assert 0.92 < sum(inside) / tables < 0.99
 
 
+@pytest.mark.parametrize(("batches", "directions"), [(3, 8), (4, 4), (8, 8)])
+def test_batches_that_differ_as_much_as_directions_are_no_trap(
+    batches: int, directions: int
+) -> None:
+    """The hardest case for the choice between the two variances; two batches are told of."""
+    g, tables = generator(), 4000
+    x = torch.randn(batches, directions, tables, generator=g, dtype=torch.float64)
+    x += torch.randn(batches, 1, tables, generator=g, dtype=torch.float64)
+    inside = [found.low < 0 < found.high for found in estimates(x, same)]
+    assert 0.93 < sum(inside) / tables < 0.97
+
+
 def test_the_fit_never_goes_below_zero_and_agrees_with_a_search() -> None:
     """Against a grid of a and b, for data that want either term negative."""
     radii = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)

@@ -59,6 +59,30 @@ def test_modules_and_functions_are_replaced_alike(name: str) -> None:
         assert torch.allclose(mine.grad, other.grad, atol=1e-5)  # type: ignore[arg-type]
 
 
+class Aliased(nn.Module):
+    """A residual block that reads what its ReLU has overwritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        return x + self.act(x)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_module_in_place_stays_in_place_and_keeps_its_hooks(name: str) -> None:
+    model, seen = Aliased(), []
+    model.act.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    x = torch.randn(5, 4)
+    found = twin(model, name).model(x)
+    expected = 2 * FORMULAS[name](model.inward(x))
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(seen.pop(), expected / 2, atol=1e-6)
+    assert not seen
+
+
 def test_the_model_itself_is_left_alone() -> None:
     """Its modules, its outputs and torch's functions, also after the twin has raised."""
     model = Functional()

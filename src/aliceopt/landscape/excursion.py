@@ -18,6 +18,7 @@ from ..kernels import Backend, Backends, Round
 from ..kernels.eager import EagerBackend
 from ..lookahead import standing_still
 from ..options import check_model, check_parameter, prepare_gradients_
+from ..ownership import is_owned
 from ..probe import Probe
 from ..sharding import reshard
 from ..site import Draw, Site, state_dtype
@@ -144,6 +145,11 @@ class Visit:
 
     def gradients(self) -> list[Tensor]:
         """Copies of the gradients, a row for every pack, that outlive the next visit."""
+        if all(site.param.grad is None for site in self._probe.sites):
+            raise ValueError(
+                "the closure left no gradients: it has to run forward and backward through the "
+                "parameters that are given"
+            )
         return [pack.gradient() for pack in self.packs]
 
     def home(self, pack: Pack) -> Tensor:
@@ -230,23 +236,33 @@ def excursion(
     rays = _Rays(packs_of(sites), factor)
     params = [site.param for site in sites]
     known = {id(p): p for p in (*params, *(model.parameters() if model is not None else ()))}
-    before = [(param, param.grad) for param in known.values()]
+    before = [(param, _copied(param), param.grad) for param in known.values()]
     probe = Probe(list(sites), Draw(0, 0), False, _Serving(rays), model)
-    watch = BufferWatch(None) if model is None else None
+    watch = BufferWatch(model)
 
     try:
-        for param, _ in before:
+        for param, *_ in before:
             param.grad = None  # else a backward would add to what is to be put back
         with standing_still(params):
             yield Visit(probe, rays, closure)
     finally:
         probe.cancel()
-        for param, grad in before:
+        for param, copy, grad in before:
             param.grad = grad
-        if watch is not None:
-            changed = watch.changed()
-            if changed:
-                warn(
-                    f"the evaluations updated buffers of {changed}, and only parameters were "
-                    "given: pass the module instead, whose buffers are put back"
-                )
+            if copy is not None and not (_is_plain(copy) and torch.equal(grad, copy)):
+                grad.copy_(copy)
+        if changed := watch.changed():
+            given = "only parameters were given" if model is None else "these are not in the model"
+            warn(
+                f"the evaluations updated buffers of {changed}, and {given}: pass the whole module "
+                "instead, whose buffers and gradients are put back"
+            )
+
+
+def _copied(param: Tensor) -> Tensor | None:
+    """A copy of a gradient whose memory others may write to, like DDP to its buckets."""
+    return None if param.grad is None or is_owned(param) else param.grad.detach().clone()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout == torch.strided

@@ -47,7 +47,8 @@ Rows = Mapping[Site, Tensor]
 
 _ERROR = 0.08
 _MOST = 5 / 6  # of the blocks that can be read anywhere
-_TOP = 0.25  # the largest radius, over the root mean square of all parameters
+_TOP = 0.25  # the largest radius, over the root mean square of all parameters, 1 at most
+_SMOOTH = 0.05  # an exponent further above 2 tells of higher derivatives
 _SCATTER = 0.3  # of the sides about their mean; above, a few kinks are all there is
 _DRAWS = 2
 LOOKING_GRADIENTS = 2 + 2 * _DRAWS
@@ -85,12 +86,14 @@ def choose_radii(
 ) -> Radii:
     """The smallest radius at which most blocks can be read, and ``count`` radii from there up.
 
-    They reach to a quarter of the root mean square of all parameters, in steps of 2 to 4. A block
+    They reach to a quarter of the root mean square of all parameters, in steps of 2 to 4, smaller
+    ones where those would go beyond that root mean square. A block
     can be read where its variation is 30 times that of rounding, and where ``samples`` of it will
     have a mean that is known to 8%: by how much the two sides of a direction differ. At larger
     radii the same must hold, since a radius that crosses no kink at all has two equal sides. Of
     `CANDIDATES` the smallest is taken at which five sixths of the blocks can be read that can at
-    any. Takes 26 gradients; nothing is left behind.
+    any, but none that is so long that higher derivatives show in blocks that are smooth. Takes 26
+    gradients; nothing is left behind.
 
     Args:
         model: as for `power_law`.
@@ -169,7 +172,8 @@ def _look(
 
 def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:
     """Up to the top in even steps; in whole ones where the grid of a parameter is coarse."""
-    step = min(4.0, max(2.0, (_TOP * ratio) ** (1 / (count - 1))))
+    steps = count - 1
+    step = min(4.0, max(2.0, (_TOP * ratio) ** (1 / steps)), max(1.25, ratio ** (1 / steps)))
     coarse = any(site.low_precision for site in sites)
     return float(max(2, int(step))) if coarse else step
 
@@ -217,7 +221,21 @@ def _choice(
         small.update({block: small[block] and large[block] for block in small})
     counts = [sum(readable.values()) for readable in told]
     best = next(i for i, count in enumerate(counts) if count >= _MOST * max(counts))
+    smooth = [
+        p
+        for block, there in members.items()
+        if told[0][block] and abs((p := _exponents(there, scanned))[0] - 2) < _SMOOTH
+    ]
+    while best > 0 and any(max(p[best - 1 : best + 1]) > 2 + _SMOOTH for p in smooth):
+        best -= 1
     return best, told[best]
+
+
+def _exponents(sites: Sequence[Site], scanned: Sequence[Rows]) -> list[float]:
+    """How fast a block's variation grows from each candidate to the next."""
+    means = [sum(rows[site].mean().item() for site in sites) for rows in scanned]
+    step = math.log(CANDIDATES[1] / CANDIDATES[0])
+    return [math.log(b / a) / step if a > 0 < b else math.nan for a, b in pairwise(means)] or [0.0]
 
 
 def _readable(

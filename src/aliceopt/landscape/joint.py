@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..driving import Driving
 from ..sharding import is_dtensor
 from ..site import Draw, Site, averages
 from ..step import bounded_step
@@ -59,6 +60,10 @@ def joint_curvature(
         length: of the move, in steps.
     """
     check_above("length", length)
+    if not isinstance(optimizer, Driving):
+        raise TypeError(
+            f"joint_curvature looks at the steps of an Alice, got {type(optimizer).__name__}"
+        )
     moves = _moves(optimizer)
     named = {str(i): param for i, param in enumerate(moves)}
     sites = list(sites_of(named, optimizer.model, 0.0, None).values())

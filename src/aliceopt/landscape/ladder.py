@@ -27,7 +27,7 @@ from .floor import ABOVE_ROUNDING, Radii, rungs_of
 from .packs import by_site
 from .power_law import around, displaced_share
 from .rungs import Rungs, read_rungs
-from .subject import STREAM, Blocks, Subject, check_whole, closures_of, without_nan
+from .subject import STREAM, Blocks, Subject, check_above, check_whole, closures_of, without_nan
 
 __all__ = ["Ladder", "ladder"]
 
@@ -87,6 +87,7 @@ def ladder(
     second: bool = True,
     blocks: Blocks = None,
     center: Mapping[str, Tensor] | None = None,
+    spacing: float | None = None,
     seed: int = 0,
     step: int = 0,
 ) -> Ladder:
@@ -108,6 +109,8 @@ def ladder(
         second: also take the other side, which the glass density needs.
         blocks: as for `power_law`.
         center: as for `power_law`.
+        spacing: of the arithmetic, as for `choose_radii`; what that measured is better, and goes
+            first.
         seed: of the directions; torch's random state is not used.
         step: other directions for every step of a training run.
 
@@ -122,6 +125,8 @@ def ladder(
     check_whole("directions", directions, 1)
     check_whole("seed", seed, 0)
     check_whole("step", step, 0)
+    if spacing is not None:
+        check_above("spacing", spacing)
     multiples = [radius / rungs[0] for radius in rungs]
     subject = Subject(model, rungs[0], center, multiples)
     unique, members = subject.unique, subject.blocks(blocks)
@@ -132,9 +137,11 @@ def ladder(
             tables.append(by_site(visit.packs, _climb(visit, draws, multiples, second=second)))
             displaced = displaced_share(visit)
     rows = {site: torch.stack([table[site] for table in tables]) for site in unique}
-    rounding = radii.rounding if isinstance(radii, Radii) else {}
+    measured = radii.rounding if isinstance(radii, Radii) else {}
+    names = {site: name for name, site in subject.sites.items()}
+    noise = {site: _noise(site, rows[site], measured.get(names[site]), spacing) for site in unique}
     each = 1 + (2 if second else 1) * directions * len(rungs)
-    return _summary(rows, rungs, rounding, subject.sites, members, each, displaced)
+    return _summary(rows, rungs, noise, subject.sites, members, each, displaced)
 
 
 def _climb(
@@ -178,14 +185,13 @@ def _look(
 def _summary(
     rows: Mapping[Site, Tensor],
     radii: Sequence[float],
-    rounding: Mapping[str, float],
+    noise: Mapping[Site, float],
     sites: Mapping[str, Site],
     members: Mapping[str, Sequence[Site]],
     each: int,
     displaced: float,
 ) -> Ladder:
-    """All batches together, ``each`` of so many gradients; ``rounding`` as measured, by name."""
-    noise = {site: _noise(site, rows[site], rounding.get(name)) for name, site in sites.items()}
+    """All batches together, ``each`` of so many gradients."""
     batches, directions = next(iter(rows.values())).shape[:2]
     return Ladder(
         radii=tuple(radii),
@@ -200,12 +206,12 @@ def _summary(
     )
 
 
-def _noise(site: Site, rows: Tensor, measured: float | None) -> float:
+def _noise(site: Site, rows: Tensor, measured: float | None, spacing: float | None) -> float:
     """A variation up to which a change may be rounding: as measured, or as usual."""
     if measured is not None:
         return ABOVE_ROUNDING * measured
-    spacing = _ROUNDING * torch.finfo(site.param.dtype).eps
-    return float(spacing**2 * rows[..., 2].mean())
+    coarse = _ROUNDING * (spacing or torch.finfo(site.param.dtype).eps)
+    return float(coarse**2 * rows[..., 2].mean())
 
 
 def _read(

@@ -46,8 +46,9 @@ class Rungs:
     the gradient's variation exceeds ``rounding``. With 95% confidence
 
     - "smooth": the exponent there is 2 within 0.1, and the glass share, if known, below 0.1;
-    - "glass": it is below 1.9, and does not rise towards 2 as the radius shrinks. A smooth bend
-      that is narrower than this radius counts, too;
+    - "glass": it is below 1.9, itself above 0.75, and does not rise towards 2 as the radius
+      shrinks; and the glass share, if known, makes up for what it lacks to 2, as that of a
+      gradient that saturates does not. A smooth bend that is narrower than this radius counts, too;
     - "undecided": anything else. Take smaller radii if exponents still rise (a gradient that
       saturates) or are above 2 (higher derivatives), larger ones if they are below 0.75 (too few
       kinks) or if all changes are rounding, larger ones or more directions if intervals are
@@ -172,7 +173,9 @@ def _verdict(exponents: Sequence[Estimate], radii: Sequence[float], share: Estim
     least = exponents[0]
     if least.low > 2 - _SMOOTH and least.high < 2 + _SMOOTH and not share.value > _SHARE:
         return "smooth"
-    if len(exponents) == 1 or not _SATURATED < least.high < 2 - _SMOOTH:
+    if len(exponents) == 1 or not (least.value > _SATURATED and least.high < 2 - _SMOOTH):
+        return "undecided"
+    if least.high + share.high < 2 - _SMOOTH:  # p + share is 2 for any sum of glass and Hessian
         return "undecided"
     nearer = math.sqrt(radii[0] / radii[2])  # from the middle of a rung to that of the next
     fading = 2 - least.value < nearer**_FADING * (2 - exponents[1].value)

@@ -6,10 +6,12 @@ and a result is a function f of its mean. Two jackknives tell where its error co
     directions:  var_d = sum_j (n-1)/n sum_k (f_(-jk) - mean_k)^2    one direction of one batch out
     both:        var_t = (m-1)/m sum_j (f_(-j) - mean)^2             one batch out
 
-Batches differ by their directions anyway, so what they add of their own is
-``var_b = max(0, var_t - var_d)``. The interval is f +- t sqrt(var_d + var_b), with Student's t of
-the degrees of freedom of Welch and Satterthwaite:
-``(var_d + var_b)^2 / (var_d^2/(m (n-1)) + var_b^2/(m-1))``.
+The second holds both sources, and is an estimate from m numbers; the first is one from m n, which
+is surer, and enough where batches add nothing. So the larger of the two counts, with its degrees of
+freedom: the interval is ``f +- t sqrt(var)``, with Student's t of m - 1 or of m (n - 1). What
+batches add of their own is told as ``var_b = max(0, var_t - var_d)``. Where they add as much as
+directions do, two batches are too few for 95%: the interval holds the truth in 88 to 91 of 100
+cases; of three or more, in 94 or more.
 """
 
 from __future__ import annotations
@@ -85,15 +87,12 @@ def _scatter(found: Tensor, count: int, dim: int) -> Tensor:
 def _estimate(value: float, inner: float, both: float, batches: int, directions: int) -> Estimate:
     outer = both if directions == 1 else both - inner
     outer = 0.0 if outer < 0 else outer  # NaN stays
-    parts = [(inner, batches * (directions - 1)), (outer, batches - 1)]
+    parts = [(inner, batches * (directions - 1)), (both, batches - 1)]
     known = [(variance, freedom) for variance, freedom in parts if freedom > 0]
-    total = sum(variance for variance, _ in known) if known else math.nan
     half = math.nan
-    if total == 0:
-        half = 0.0
-    elif math.isfinite(total):
-        freedom = total**2 / sum(variance**2 / count for variance, count in known)
-        half = student(max(1, int(freedom + 1e-9))) * math.sqrt(total)
+    if known and all(math.isfinite(variance) for variance, _ in known):
+        variance, freedom = max(known)
+        half = student(freedom) * math.sqrt(variance)
     return Estimate(value, value - half, value + half, _root(inner), _root(outer))
 
 

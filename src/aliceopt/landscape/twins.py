@@ -54,6 +54,7 @@ _KINKED = (
     *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softshrink, nn.Hardshrink),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+    *(nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
 )
 
 
@@ -96,7 +97,7 @@ class _Catch(TorchFunctionMode):
         name = str(getattr(func, "__name__", ""))
         in_place = kwargs.get("inplace", len(args) > 1 and args[1] is True)
         if name.endswith("_") or in_place:
-            return x.copy_(self.activation(x.clone()))  # the clone is what backward remembers
+            return _over(x, self.activation)
         return self.activation(x)
 
     def within(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -158,10 +159,34 @@ def _replace(
         for name, child in list(parent._modules.items()):  # named_children leaves out the second
             if child is not None and type(child) in kinds:
                 if id(child) not in new:
-                    new[id(child)] = ACTIVATIONS[activation]().train(child.training)
+                    new[id(child)] = _instead(child, ACTIVATIONS[activation]())
                 setattr(parent, name, new[id(child)])
                 found[f"{prefix}.{name}" if prefix else name] = new[id(child)]
     return found
+
+
+def _instead(old: nn.Module, activation: nn.Module) -> nn.Module:
+    """With the other's hooks, and in place if that was."""
+    new = _InPlace(activation) if getattr(old, "inplace", False) else activation
+    vars(new).update({name: value for name, value in vars(old).items() if "_hooks" in name})
+    return new.train(old.training)
+
+
+class _InPlace(nn.Module):
+    """Writes to its input, which others may read afterwards."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input itself."""
+        return _over(x, self.activation)
+
+
+def _over(x: Tensor, activation: nn.Module) -> Tensor:
+    """In the input's place; the clone is what backward remembers."""
+    return x.copy_(activation(x.clone()))
 
 
 def _kinked(model: nn.Module) -> tuple[str, ...]:
@@ -170,7 +195,7 @@ def _kinked(model: nn.Module) -> tuple[str, ...]:
         name
         for name, module in model.named_modules()
         if isinstance(module, _KINKED)
-        or (isinstance(module, nn.RNN) and module.nonlinearity == "relu")
+        or (isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu")
     )
 
 
