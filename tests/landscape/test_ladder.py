@@ -185,7 +185,7 @@ def test_a_coarse_arithmetic_is_told_to_the_ladder() -> None:
         for radius in (1e-4, 2e-4, 3e-4, 5e-4, 1e-3)
     ]
     assert "glass" not in verdicts
-    with pytest.raises(ValueError, match="spacing must be .* got -1"):
+    with pytest.raises(ValueError, match=r"spacing must be .* got -1"):
         ladder(model, plain, 1e-3, spacing=-1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from aliceopt.cli import build
 from aliceopt.lab.figures import style
 from aliceopt.lab.records import load_checkpoint
 from aliceopt.lab.spec import Run
-from aliceopt.lab.training.train import train
+from aliceopt.lab.training.train import Loop, train
 from aliceopt.trained.landscape import report as landscape_report
 from aliceopt.trained.landscape.along import Along, moments
 from aliceopt.trained.landscape.presets import PARTS, PRESETS, Asked, Preset
@@ -142,6 +143,28 @@ def test_an_interrupted_run_goes_on_at_the_same_radii(run: Run, tmp_path: Path) 
     lines = along.lines()
     assert [line["step"] for line in lines] == [0, 4, 8]
     assert len({tuple(line["radii"]) for line in lines}) == 1
+
+
+def test_a_run_that_died_goes_on_from_where_it_was_last_looked_at(run: Run, tmp_path: Path) -> None:
+    """Also if it would keep no checkpoint on its way."""
+    run = replace(run, training=replace(run.training, evaluations=1, checkpoints=1))
+    asked = Asked(SMALL, parts=("training",))
+    dying = Along(run, asked, 1, tmp_path, CPU)
+    look = dying.look
+
+    def once(loop: Loop) -> None:
+        if loop.step == 8:
+            raise KeyboardInterrupt
+        look(loop)
+
+    dying.look = once  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path, watch=dying)
+    told: list[str] = []
+    again = Along(run, asked, 1, tmp_path, CPU, tell=told.append)
+    assert train(run, tmp_path, watch=again, resume=True) == "finished"
+    assert told == ["ladders after step 8 of 8"]
+    assert [line["step"] for line in again.lines()] == [0, 4, 8]
 
 
 def command(*words: object) -> tuple[int, str]:

@@ -152,6 +152,8 @@ def test_along_the_training_what_fell_and_what_rose_is_told() -> None:
         "2.00 (1.95 to 2.05) to 2.04 (1.99 to 2.09) between the start and step 1,600. By more than "
         "its intervals it fell, towards glass, in a and rose in b."
     )
+    (beyond,) = reading_along([line(0, "training", a=1.1, b=1.9), line(8, "training", a=0.4, b=1)])
+    assert beyond.endswith("it fell, towards glass, in b and fell below what glass has in a.")
     (still,) = reading_along([line(0, "held-out", a=1.9), line(9, "held-out", a=1.91)])
     assert still.endswith("In no block did it change by more than its intervals.")
     assert reading_along([]) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from aliceopt.cli import carry_out, options
 from aliceopt.cli.folders import clear_networks, delete
 from aliceopt.cli.lock import locked
-from aliceopt.cli.refusal import say, told
+from aliceopt.cli.refusal import refuse, say, told
 from aliceopt.lab.plans.plan import EXPERIMENTS, PlanError
 from aliceopt.lab.provenance import versions
 from aliceopt.lab.spec import LabProblem, Run
 from aliceopt.lab.terminal import stdout_console
 from aliceopt.lab.training.clock import now
 from aliceopt.lab.training.precision import in_words
+from aliceopt.lab.training.stopping import terms_as_interrupts
 from aliceopt.lab.words import counted, meant, settings_in_words
 from aliceopt.lab.writing import replacing
 from aliceopt.landscape.twins import check_swapped
@@ -29,7 +32,7 @@ from aliceopt.trained.landscape.along import Along
 from aliceopt.trained.landscape.presets import PARTS, PRESETS, Asked, Cost, cost_of
 from aliceopt.trained.landscape.reading import reading, reading_along
 from aliceopt.trained.landscape.safetensors import write_tensors
-from aliceopt.trained.landscape.survey import View, see
+from aliceopt.trained.landscape.survey import View, check_fits, see
 from aliceopt.trained.network import (
     Network,
     check_activation,
@@ -77,7 +80,7 @@ def landscape(
     """
     name = _name(source) if twin is None else f"{_name(source)}+{twin}"
     folder = Path("runs") / f"landscape-{name}" if out is None else out
-    with told(), locked(folder):
+    with told(), locked(folder), _stoppable():
         _check(preset, batches, twin, train_twin)
         asked = Asked(
             preset=PRESETS[preset],
@@ -97,12 +100,22 @@ def landscape(
         along = None if every is None else Along(run, asked, every, folder, place, tell=say)
         other = twin_run(run, twin) if train_twin and twin is not None else None
         _check_old(folder, run, other, checkpoint, along, overwrite)
+        check_fits(run, asked)
         _announce(preset, asked, 1 + (twin is not None) + train_twin, along)
         networks = _networks(run, other, folder, place, checkpoint, twin, along)
         lines = [] if along is None else along.lines()
         del along  # it has a network of its own
         views = _seen(networks, asked, place)
         _tell(views, lines, folder, _facts(source, run, asked, views, lines, place))
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    try:
+        with terms_as_interrupts():
+            yield
+    except KeyboardInterrupt:
+        refuse("stopped; the same command goes on with what was trained, and seen on the way", 130)
 
 
 def _name(source: str | None) -> str:
@@ -199,6 +212,8 @@ def _announce(preset: str, asked: Asked, count: int, along: Along | None) -> Non
         f"{preset}: {cost_of(asked, count).in_words()} at most, for {counted(count, 'network')} on "
         f"{' and '.join(asked.parts)} batches ({each} of each kind)"
     )
+    if asked.exact:
+        say("besides, --exact takes a backward pass for every parameter on each of these batches")
     if along is not None:
         times = counted(len(along.steps), "time")
         say(f"before that, while it trains: {along.gradients:,} gradients at most, {times}")
@@ -277,6 +292,7 @@ def _facts(
     trained = f", {counted(before, 'gradient')} while it trained" if along else ""
     metrics = {view.network: f"loss {view.loss:.4g}, metric {view.metric:.4g}" for view in views}
     told = "; ".join(f"{name}: {said}" for name, said in metrics.items())
+    counts = dict.fromkeys(f"{view.ladder.batches} of {view.part}" for view in views)
     radii = f"{first.ladder.radii[0]:.1e} to {first.ladder.radii[-1]:.1e}"
     return {
         "Problem": source or "A small convnet on digits",
@@ -284,7 +300,7 @@ def _facts(
         "Model": settings_in_words(model),
         "Trained by": f"{run.label}, {counted(run.training.steps, 'step')}, seed {run.seed}",
         "On validation data": told,
-        "Batches": f"batches of {first.batch_size:,} examples, {first.ladder.batches} of each kind",
+        "Batches": f"batches of {first.batch_size:,} examples, {' and '.join(counts)}",
         "Mode": "evaluation" if asked.evaluating else "training",
         "Radii": f"{radii}, {first.ladder.directions} directions a batch",
         "Precision": in_words(asked.precision),

@@ -125,12 +125,17 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def load_checkpoint(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | None:
+_ANEW = ": delete it, and --resume makes that run anew"
+
+
+def load_checkpoint(
+    path: Path, needed: Iterable[str] = (), *, advice: str = _ANEW
+) -> dict[str, Any] | None:
     """What `save_checkpoint` wrote, or None; plain tensors and containers only, no pickled code.
 
     torch writes a checksum of every part into the file and does not look at it again; here all are
     compared, so that weights which changed on the disk are not trained on. ``needed`` are names
-    that the content must have.
+    that the content must have, ``advice`` is given about a file that cannot be read.
     """
     if not path.exists():
         return None
@@ -143,13 +148,8 @@ def load_checkpoint(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | 
             raise ValueError("it does not hold a run")
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise RecordError(
-            f"cannot read the checkpoint {str(path)!r} ({reason}): {_ANEW}"
-        ) from error
+        raise RecordError(f"cannot read the checkpoint {str(path)!r} ({reason}){advice}") from error
     return dict(content)
-
-
-_ANEW = "delete it, and --resume makes that run anew"
 
 
 @contextlib.contextmanager
@@ -161,7 +161,7 @@ def fitting(path: Path) -> Iterator[None]:
         reason = " ".join((str(error) or type(error).__name__).split())
         reason = reason if len(reason) < 200 else f"{reason[:200]}..."
         raise RecordError(
-            f"the checkpoint {str(path)!r} does not fit the run ({reason}): {_ANEW}"
+            f"the checkpoint {str(path)!r} does not fit the run ({reason}){_ANEW}"
         ) from error
 
 

@@ -126,6 +126,8 @@ def choose_radii(
         radii = rungs_of([smallest, 2 * smallest], 2, 2.0)[:1]
     spacings = [spacing or torch.finfo(site.param.dtype).eps for site in unique]
     rounding, scanned = _look(unique, subject.module, closure, spacings, sizes, radii, seed)
+    if smallest is not None:
+        _check_change(smallest, scanned[0])
     best, readable = _choice(members, scanned, rounding, samples)
     step = factor or _factor(typical / radii[best], count, unique)
     return Radii(
@@ -168,6 +170,14 @@ def _look(
         for site, spacing in zip(sites, spacings, strict=True)
     }
     return rounding, scanned
+
+
+def _check_change(radius: float, rows: Rows) -> None:
+    """Refuse a radius at which nothing can be read."""
+    v = sum(squares.mean().item() for squares in rows.values())
+    if not 0 < v < math.inf:
+        why = "no gradient changes" if v == 0 else "gradients are not finite"
+        raise ValueError(f"at a radius of {radius:g} {why}: there is nothing to be read")
 
 
 def _factor(ratio: float, count: int, sites: Sequence[Site]) -> float:

@@ -17,13 +17,23 @@ from torch import Tensor
 
 from .spread import Estimate, estimates
 
-__all__ = ["Rungs", "Verdict", "crossover", "glass_and_hessian", "local_exponents", "read_rungs"]
+__all__ = [
+    "SATURATED",
+    "Rungs",
+    "Verdict",
+    "crossover",
+    "glass_and_hessian",
+    "local_exponents",
+    "read_rungs",
+]
 
 Verdict = Literal["glass", "smooth", "undecided", "nothing"]
 
+SATURATED = 0.75
+"""Neither glass nor a Hessian has an exponent that stays below."""
+
 _SMOOTH = 0.1  # exponents that close to 2 count as 2
 _SHARE = 0.1  # a smooth gradient has a second difference below this share of its change
-_SATURATED = 0.75  # neither glass nor a Hessian stays below
 _FADING = 1 / 3  # 2 - p falls faster than this power of the radius: it goes to zero
 _STEEP = 2.05  # glass and Hessian give no larger exponent
 _UNKNOWN = Estimate(*[math.nan] * 5)
@@ -173,7 +183,7 @@ def _verdict(exponents: Sequence[Estimate], radii: Sequence[float], share: Estim
     least = exponents[0]
     if least.low > 2 - _SMOOTH and least.high < 2 + _SMOOTH and not share.value > _SHARE:
         return "smooth"
-    if len(exponents) == 1 or not (least.value > _SATURATED and least.high < 2 - _SMOOTH):
+    if len(exponents) == 1 or not (least.value > SATURATED and least.high < 2 - _SMOOTH):
         return "undecided"
     if least.high + share.high < 2 - _SMOOTH:  # p + share is 2 for any sum of glass and Hessian
         return "undecided"

@@ -192,7 +192,7 @@ class Loop:
                 self._evaluate()
             if looks:
                 self._let_look()
-            if saves:
+            if saves or looks:
                 self._save()
             self.clock.start()
         self.clock.pause()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from aliceopt.lab.figures import style
-from aliceopt.lab.figures.outcomes import LOOKS
+from aliceopt.lab.figures.outcomes import LOOKS, look_of
 from aliceopt.lab.figures.power_law import draw_block, mark_powers
 from aliceopt.landscape import Slice
 from aliceopt.landscape.subject import without_nan
@@ -85,7 +85,7 @@ def draw_ladder(axes: Axes, view: View) -> None:
     for i, (name, rungs) in enumerate(list(view.ladder.blocks.items())[:MOST]):
         points = list(zip(middles, rungs.exponents, strict=True))[rungs.start :]
         told = [(x, p) for x, p in points if math.isfinite(p.value)]
-        look: dict[str, Any] = LOOKS[i % len(LOOKS)]
+        look = look_of(i)
         x = [at for at, _ in told]
         low, high = ([getattr(p, end) for _, p in told] for end in ("low", "high"))
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
@@ -119,7 +119,7 @@ def _draw_moments(axes: Axes, lines: Lines) -> None:
         laws = {n: {"exponent": p.value, "low": p.low, "high": p.high} for n, p in told}
         events.append({"epoch": line["epoch"], "blocks": without_nan(laws)})
     for i, name in enumerate(list(events[0]["blocks"])[:MOST]):
-        draw_block(axes, [events], name, LOOKS[i % len(LOOKS)], style.safe(name))
+        draw_block(axes, [events], name, look_of(i), style.safe(name))
     axes.margins(x=0.02)
     axes.set_xlabel("epoch")
     axes.set_title(f"{lines[0]['part']} batches")

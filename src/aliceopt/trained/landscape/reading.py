@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
+from aliceopt.landscape.rungs import SATURATED
 from aliceopt.trained.landscape.survey import View
 from aliceopt.trained.landscape.table import Lines, at_small_end, exponents_along, within
 
@@ -148,8 +149,11 @@ def reading_along(lines: Lines) -> list[str]:
         first, last = (exponents_along(line) for line in (mine[0], mine[-1]))
         moved = [f"in {name} from {within(first[name])} to {within(p)}" for name, p in last.items()]
         fell = [name for name, p in last.items() if p.high < first[name].low]
+        glassy = [name for name in fell if last[name].value > SATURATED]
+        below = [name for name in fell if name not in glassy]
         rose = [name for name, p in last.items() if p.low > first[name].high]
-        told = [f"fell, towards glass, in {_listed(fell)}"] if fell else []
+        told = [f"fell, towards glass, in {_listed(glassy)}"] if glassy else []
+        told += [f"fell below what glass has in {_listed(below)}"] if below else []
         told += [f"rose in {_listed(rose)}"] if rose else []
         beyond = f"By more than its intervals it {' and '.join(told)}."
         none = "In no block did it change by more than its intervals."

@@ -21,6 +21,7 @@ from aliceopt.lab.data.splits import Split
 from aliceopt.lab.models.blocks import blocks_of
 from aliceopt.lab.optimizers.methods import make_method
 from aliceopt.lab.plans.plan import PlanError
+from aliceopt.lab.spec import Run
 from aliceopt.lab.training.precision import autocast, set_products
 from aliceopt.lab.words import counted
 from aliceopt.landscape import (
@@ -37,11 +38,11 @@ from aliceopt.landscape import (
     exact_diagonals,
     ladder,
 )
-from aliceopt.landscape.subject import Blocks
+from aliceopt.landscape.subject import Blocks, Subject
 from aliceopt.trained.landscape.presets import Asked, Cost, checked_batches
-from aliceopt.trained.network import Batch, Network
+from aliceopt.trained.network import Batch, Network, fresh_network
 
-__all__ = ["Instruments", "Tick", "View", "batches_of", "last_step", "see", "silent"]
+__all__ = ["Instruments", "Tick", "View", "batches_of", "check_fits", "last_step", "see", "silent"]
 
 _SPACINGS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
@@ -79,6 +80,18 @@ class Tick(Protocol):
 
 def silent(instrument: str, *, gradient: bool) -> None:
     """Nobody looks on."""
+
+
+def check_fits(run: Run, asked: Asked) -> None:
+    """Refuse a batch size, blocks or weights that the run's network does not have.
+
+    Before it is trained for them.
+    """
+    before = fresh_network(run, torch.device("cpu"))
+    there = Instruments(before, replace(asked, precision="float32"), silent)
+    for part in asked.parts:
+        next(there.batches(part))
+    Subject(there.model, 1.0).blocks(there.blocks)
 
 
 def see(networks: dict[str, Network], asked: Asked, tick: Tick = silent) -> Iterator[View]:
@@ -131,7 +144,7 @@ class Instruments:
             if isinstance(network.problem.loss, nn.Module):
                 network.problem.loss.double()
         if asked.between is not None:
-            _check_between(self.model, asked.between)
+            _check_between(self.model, asked.between, asked.evaluating)
         self.batch_size = asked.batch_size or network.train.batch_size
         own = blocks_of(self.model)
         self.blocks: Blocks = own if asked.blocks is None and own else asked.blocks
@@ -255,8 +268,14 @@ class Instruments:
         return sorted(found, key=lambda one: len(one.directions))  # planes last
 
 
-def _check_between(model: nn.Module, others: Mapping[str, Tensor]) -> None:
+def _check_between(model: nn.Module, others: Mapping[str, Tensor], evaluating: bool) -> None:
     """Refuse weights that a slice cannot go to, before anything is measured."""
+    buffers = [name for name, value in model.named_buffers() if value.is_floating_point()]
+    if evaluating and (also := [name for name in buffers if name in others]):
+        raise PlanError(
+            f"--between with --eval: the checkpoint has a {also[0]!r} of its own, which a slice of "
+            "weights does not take along; without --eval normalisation has the batch's statistics"
+        )
     named = dict(model.named_parameters())
     for name, param in named.items():
         if name not in others or others[name].shape != param.shape:
