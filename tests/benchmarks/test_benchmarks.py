@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import time
 import re
 import weakref
 from collections.abc import Callable
@@ -80,6 +81,13 @@ def test_interleaved_takes_turns_and_counts_steps() -> None:
     )
     assert "".join(order[-6:]) == "abbaab"
     assert all(t.rounds == 3 and t.calls == 1 for t in result.values())
+
+
+def test_what_is_compared_by_the_wall_clock_has_equally_long_runs() -> None:
+    """A quick task is not called more often in a row than a slow one, whose first call is cold."""
+    tasks = {"quick": timing.Task(lambda: None), "slow": timing.Task(lambda: time.sleep(0.006))}
+    result = timing.interleaved(tasks, device=CPU, repeats=3, seconds=60)
+    assert result["quick"].calls == result["slow"].calls <= 2
 
 
 @pytest.mark.gpu
