@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import time
 import re
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
