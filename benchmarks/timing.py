@@ -97,7 +97,8 @@ def interleaved(
     """Time every task ``repeats`` times, taking turns, each round from another one on.
 
     By the wall clock every run has as many calls as the slowest one's, so that the first of them,
-    whose code has left the caches, weigh alike. Stops earlier once ``seconds`` are over, but not before the third round.
+    whose code has left the caches, weigh alike. Stops earlier once ``seconds`` are over, but not
+    before the third round.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be a whole number >= 1, got {repeats!r}")
