@@ -32,7 +32,7 @@ def problem():
 def small_landscapes() -> Iterator[None]:
     """Fewer radii and points than the quick preset has, and small figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", Preset(3, 2, 2, 3, 3))
+        patch.setitem(PRESETS, "quick", Preset(3, 4, 2, 3, 3))
         patch.setitem(style._LOOK, "savefig.dpi", 60)
         yield
 

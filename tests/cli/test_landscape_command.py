@@ -110,7 +110,7 @@ def test_figures_and_tensors_are_there(seen: tuple[Path, str]) -> None:
         assert f"{name}.png" in said
     safetensors = pytest.importorskip("safetensors.torch")
     tables = safetensors.load_file(out / "landscape.safetensors")
-    assert tables["as trained/training/0.weight"].shape == (2, 2, 3, 3)
+    assert tables["as trained/training/0.weight"].shape == (2, 4, 3, 3)
     record = json.loads((out / "landscape.jsonl").read_text().splitlines()[0])
     v = sum(tables[f"as trained/training/0.{n}"][..., 0].mean((0, 1)) for n in ("weight", "bias"))
     told = [rung["value"] for rung in record["blocks"]["0"]["variation"]]

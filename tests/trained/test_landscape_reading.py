@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aliceopt.landscape import Estimate
+from aliceopt.trained.landscape.presets import PRESETS
 from aliceopt.trained.landscape.reading import EXPONENT, reading, reading_along
 
 RADII = (0.0025, 0.005, 0.01)
@@ -29,7 +30,7 @@ def rungs(verdict: str, p: float, half: float = 0.05, share: float = 0.0, start:
 
 def view(network: str, part: str, **blocks: Any) -> Any:
     ladder = SimpleNamespace(
-        radii=RADII, blocks={k.replace("_", " "): v for k, v in blocks.items()}
+        radii=RADII, directions=2, blocks={k.replace("_", " "): v for k, v in blocks.items()}
     )
     return SimpleNamespace(network=network, part=part, batch_size=1000, ladder=ladder)
 
@@ -82,7 +83,7 @@ def test_of_many_blocks_the_range_is_said() -> None:
         (
             [view("as trained", "training", a=rungs("smooth", 2.0), b=rungs("undecided", 1.9))],
             "No glass is established, and in b none is excluded: these radii, directions and ",
-            "`--preset thorough` takes more of each.",
+            "more of each. Exponents above 2 ask for a smaller `--radius`.",
         ),
         (
             [view("as trained", "training", a=rungs("smooth", 2.0), b=rungs("nothing", math.nan))],
@@ -108,6 +109,13 @@ def test_it_begins_with_what_that_means(views: list[Any], begins: str, ends: str
     assert first.startswith(begins)
     assert first.endswith(ends)
     assert second == EXPONENT
+
+
+def test_of_many_directions_larger_batches_are_what_is_left() -> None:
+    """The thorough preset is not recommended to whom it has just failed."""
+    seen = view("as trained", "training", b=rungs("undecided", 1.9))
+    seen.ladder.directions = PRESETS["thorough"].directions
+    assert "cannot tell; a larger `--batch-size` meets more kinks." in reading([seen])[0]
 
 
 def test_a_twin_is_compared_block_by_block_at_the_larger_of_both_starts() -> None:

@@ -36,8 +36,9 @@ __all__ = [
     "rungs_of",
 ]
 
-CANDIDATES = tuple(3.0**k / 4096 for k in range(6))
-"""Smallest radii to choose from, over the root mean square of all parameters."""
+CANDIDATES = tuple(2.4**k / 4096 for k in range(6))
+"""Smallest radii to choose from, over the root mean square of all parameters; a fiftieth at most:
+where few kinks can be read further up only, it is a Hessian and more that hides how few they are."""
 
 ABOVE_ROUNDING = 30
 """A variation is read where it is so many times what rounding was measured to make."""
@@ -48,7 +49,6 @@ Rows = Mapping[Site, Tensor]
 _ERROR = 0.08
 _MOST = 5 / 6  # of the blocks that can be read anywhere
 _TOP = 0.25  # the largest radius, over the root mean square of all parameters, 1 at most
-_SMOOTH = 0.05  # an exponent further above 2 tells of higher derivatives
 _SCATTER = 0.3  # of the sides about their mean; above, a few kinks are all there is
 _DRAWS = 2
 LOOKING_GRADIENTS = 2 + 2 * _DRAWS
@@ -92,8 +92,7 @@ def choose_radii(
     have a mean that is known to 8%: by how much the two sides of a direction differ. At larger
     radii the same must hold, since a radius that crosses no kink at all has two equal sides. Of
     `CANDIDATES` the smallest is taken at which five sixths of the blocks can be read that can at
-    any, but none that is so long that higher derivatives show in blocks that are smooth. Takes 26
-    gradients; nothing is left behind.
+    any; the largest if none can. Takes 26 gradients; nothing is left behind.
 
     Args:
         model: as for `power_law`.
@@ -230,22 +229,10 @@ def _choice(
     for small, large in reversed(list(pairwise(told))):
         small.update({block: small[block] and large[block] for block in small})
     counts = [sum(readable.values()) for readable in told]
-    best = next(i for i, count in enumerate(counts) if count >= _MOST * max(counts))
-    smooth = [
-        p
-        for block, there in members.items()
-        if told[0][block] and abs((p := _exponents(there, scanned))[0] - 2) < _SMOOTH
-    ]
-    while best > 0 and any(max(p[best - 1 : best + 1]) > 2 + _SMOOTH for p in smooth):
-        best -= 1
+    best = len(told) - 1  # if nothing can be read
+    if any(counts):
+        best = next(i for i, count in enumerate(counts) if count >= _MOST * max(counts))
     return best, told[best]
-
-
-def _exponents(sites: Sequence[Site], scanned: Sequence[Rows]) -> list[float]:
-    """How fast a block's variation grows from each candidate to the next."""
-    means = [sum(rows[site].mean().item() for site in sites) for rows in scanned]
-    step = math.log(CANDIDATES[1] / CANDIDATES[0])
-    return [math.log(b / a) / step if a > 0 < b else math.nan for a, b in pairwise(means)] or [0.0]
 
 
 def _readable(

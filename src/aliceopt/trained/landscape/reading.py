@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from aliceopt.lab.words import counted
 from aliceopt.landscape import Estimate, Rungs
 from aliceopt.landscape.rungs import SATURATED
+from aliceopt.trained.landscape.presets import PRESETS
 from aliceopt.trained.landscape.survey import View
 from aliceopt.trained.landscape.table import Lines, at_small_end, exponents_along, within
 
@@ -50,9 +51,13 @@ def meaning(views: Sequence[View]) -> str:
             "tells."
         )
     if undecided:
+        more = "`--preset thorough` takes more of each"
+        if views[0].ladder.directions >= PRESETS["thorough"].directions:
+            more = "a larger `--batch-size` meets more kinks"
         return (
             f"No glass is established, and in {_listed(undecided)} none is excluded: these radii, "
-            "directions and batches cannot tell. `--preset thorough` takes more of each."
+            f"directions and batches cannot tell; {more}. Exponents above 2 ask for a smaller "
+            "`--radius`."
         )
     if smooth:
         where = "every block" if not _with(views, "nothing") else _listed(smooth)
