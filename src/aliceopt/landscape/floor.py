@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 CANDIDATES = tuple(2.4**k / 4096 for k in range(6))
-"""Smallest radii to choose from, over the root mean square of all parameters; a fiftieth at most:
-where few kinks can be read further up only, it is a Hessian and more that hides how few they are."""
+"""Smallest radii to choose from, over the root mean square of all parameters. Where few kinks can
+be read further up only, it is a Hessian and more that hides how few they are."""
 
 ABOVE_ROUNDING = 30
 """A variation is read where it is so many times what rounding was measured to make."""
