@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("rich")
 
+from aliceopt.lab.problems.problem import build_problem
+from aliceopt.lab.spec import UserProblem
 from aliceopt.trained.landscape import report as landscape_report
 from landscape_command_cases import PROBLEM, landscape, small_landscapes
 
@@ -121,3 +124,37 @@ def test_with_a_twin_it_goes_into_a_folder_of_its_own(monkeypatch: pytest.Monkey
     landscape()
     landscape("--twin", "gelu")
     assert seen == ["landscape-digits", "landscape-digits+gelu"]
+
+
+def test_what_does_not_fit_is_refused_before_a_network_is_trained(tmp_path: Path) -> None:
+    """Blocks, batch sizes and, in evaluation mode, statistics that a slice would not take along."""
+    normed = PROBLEM.replace(
+        "nn.Linear(8, 128),", "nn.Sequential(nn.Linear(8, 9), nn.BatchNorm1d(9)),"
+    )
+    (tmp_path / "net.py").write_text(normed.replace("nn.Linear(128, 2)", "nn.Linear(9, 2)"))
+    source, out = f"{tmp_path / 'net.py'}:problem", tmp_path / "out"
+    other = build_problem(UserProblem(source), 0).model
+    torch.save(other.state_dict(), tmp_path / "same.pt")
+    other[0][1].running_mean += 1
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    for options, message in (
+        (["--blocks", "zzz"], "blocks finds no parameter"),
+        (["--batch-size", 1000], "the training examples there are; got 1000"),
+        (["--between", tmp_path / "other.pt", "--eval"], "has another '0.1.running_mean', which"),
+    ):
+        result = landscape(source, "--out", out, "--preset", "quick", *options)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+        assert not (out / "adamw").exists()
+    result = landscape(source, "--out", out, "--preset", "quick", "--between", tmp_path / "same.pt")
+    assert result.exit_code == 0, result.output  # where the network began
+
+
+def test_ctrl_c_ends_in_a_sentence(source: str, tmp_path: Path, monkeypatch) -> None:
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aliceopt.cli.landscape.network_of", interrupted)
+    result = landscape(source, "--out", tmp_path / "out", "--preset", "quick")
+    assert result.exit_code == 130
+    assert "stopped: what is finished is kept" in result.output

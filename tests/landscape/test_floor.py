@@ -96,6 +96,8 @@ def test_few_kinks_drive_the_radius_up() -> None:
     places = 1 + torch.linspace(-1, 1, 100, dtype=torch.float64)
     found = choose_radii([x], lambda: (x - places).relu().sum().backward(), samples=1)
     assert found.radii[0] > 20 / 4096
+    found = choose_radii([x], lambda: (x - places).relu().sum().backward(), count=7)
+    assert 0.9 < found.radii[-1] < 1.01  # steps of 2 would go beyond the root mean square
 
 
 def test_the_smallest_may_be_given_and_bad_input_is_named() -> None:

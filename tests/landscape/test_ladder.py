@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from aliceopt.landscape import Ladder, ladder, power_law
+from aliceopt.landscape import Estimate, Ladder, ladder, power_law
+from aliceopt.landscape.rungs import _verdict
 from landscape_cases import Interrupted, everything, generator, network, quadratic
 
 COORDINATES, KINKS = 300, 400
@@ -170,6 +171,17 @@ def test_what_stays_below_glass_is_undecided() -> None:
 
     for seed in range(10):
         assert ladder([x], rounded, 1e-3, seed=seed).total.verdict == "undecided"
+
+
+def test_an_exponent_below_three_quarters_is_no_glass_however_wide_its_interval() -> None:
+    """Documented, and read off the exponent itself."""
+
+    def p(value: float) -> Estimate:
+        return Estimate(value, value - 1, value + 1, 0.3, 0.1)
+
+    share = Estimate(1.2, 0.9, 1.5, 0.1, 0.1)
+    assert _verdict([p(0.8), p(0.9)], (1.0, 2.0, 4.0), share) == "glass"
+    assert _verdict([p(0.7), p(0.9)], (1.0, 2.0, 4.0), share) == "undecided"
 
 
 def test_a_coarse_arithmetic_is_told_to_the_ladder() -> None:

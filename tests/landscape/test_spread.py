@@ -58,7 +58,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(batches: int, sprea
 def test_batches_that_differ_as_much_as_directions_are_no_trap(
     batches: int, directions: int
 ) -> None:
-    """The hardest case for the choice between the two variances; two batches are told of."""
+    """A hard case for the choice between the two variances; two batches are told of."""
     g, tables = generator(), 4000
     x = torch.randn(batches, directions, tables, generator=g, dtype=torch.float64)
     x += torch.randn(batches, 1, tables, generator=g, dtype=torch.float64)

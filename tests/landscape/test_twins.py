@@ -83,6 +83,20 @@ def test_a_module_in_place_stays_in_place_and_keeps_its_hooks(name: str) -> None
     assert not seen
 
 
+def test_hooks_of_the_backward_pass_go_along_and_cells_and_pools_are_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.RNNCell(4, 4, nonlinearity="relu"))
+    model.append(nn.FractionalMaxPool2d(2, output_size=1))
+    doubled = copy.deepcopy(model[:2])
+    doubled[1].register_full_backward_hook(lambda module, inward, out: (2 * inward[0],))
+    x = torch.randn(5, 4)
+    for net, factor in ((twin(nn.Sequential(*model[:2])), 1), (twin(doubled), 2)):
+        net.model(x).sum().backward()
+        expected = torch.autograd.grad(F.gelu(model[0](x)).sum(), model[0].bias)[0]
+        found = net.model[0].bias.grad
+        assert torch.allclose(found, factor * expected, atol=1e-5)
+    assert twin(model).kinked == ("2", "3")
+
+
 def test_the_model_itself_is_left_alone() -> None:
     """Its modules, its outputs and torch's functions, also after the twin has raised."""
     model = Functional()

@@ -84,6 +84,11 @@ def test_means_over_other_seeds_are_told_apart() -> None:
     told = [*results("curvature", 3, 4), *results("fisher", 3, 4)]
     assert [row[-1] for row in compression_rows(told, "loss")[2:]] == ["2", "2"]
     assert len(decision(told)) == 1
+    more = [Result("fisher", share, 5, 1.0, 0.0) for share in (0.7, 0.8)]
+    assert [row[-1] for row in compression_rows([*told, *more], "loss")[2:]] == [
+        "3 to 4 (50%); 5 (70%, 80%)",
+        "2: 3 to 4",
+    ]
 
 
 def test_predictions_are_worth_their_order_and_their_size() -> None:

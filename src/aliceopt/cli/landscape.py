@@ -99,8 +99,8 @@ def landscape(
         run, checkpoint = _origin(source, checkpoint, every, seed, scale, data, method, folder)
         along = None if every is None else Along(run, asked, every, folder, place, tell=say)
         other = twin_run(run, twin) if train_twin and twin is not None else None
-        _check_old(folder, run, other, checkpoint, along, overwrite)
         check_fits(run, asked)
+        _check_old(folder, run, other, checkpoint, along, overwrite)
         _announce(preset, asked, 1 + (twin is not None) + train_twin, along)
         networks = _networks(run, other, folder, place, checkpoint, twin, along)
         lines = [] if along is None else along.lines()
@@ -115,7 +115,7 @@ def _stoppable() -> Iterator[None]:
         with terms_as_interrupts():
             yield
     except KeyboardInterrupt:
-        refuse("stopped; the same command goes on with what was trained, and seen on the way", 130)
+        refuse("stopped: what is finished is kept, and the same command goes on from there", 130)
 
 
 def _name(source: str | None) -> str:

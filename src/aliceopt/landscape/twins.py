@@ -168,7 +168,7 @@ def _replace(
 def _instead(old: nn.Module, activation: nn.Module) -> nn.Module:
     """With the other's hooks, and in place if that was."""
     new = _InPlace(activation) if getattr(old, "inplace", False) else activation
-    vars(new).update({name: value for name, value in vars(old).items() if "_hooks" in name})
+    vars(new).update({name: value for name, value in vars(old).items() if "_hook" in name})
     return new.train(old.training)
 
 

@@ -310,7 +310,9 @@ def weights_of(path: Path) -> Mapping[str, Tensor]:
 
 def _content(path: Path) -> dict[str, Any]:
     """A state dict, or the lab's checkpoint that has one."""
-    content = load_checkpoint(path, advice=": it is none that torch.save wrote")
+    content = load_checkpoint(
+        path, advice=": a state dict is needed, as torch.save(model.state_dict(), path) writes it"
+    )
     if content is None:
         raise PlanError(f"there is no checkpoint {str(path)!r}")
     return content

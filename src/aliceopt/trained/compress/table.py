@@ -109,25 +109,42 @@ def compression_rows(
     return rows
 
 
-def _seed_sets(results: Sequence[Result]) -> set[frozenset[int]]:
-    """The sets of seeds that criteria have; one, where their means can be compared."""
-    names = criteria(results)
-    return {frozenset(r.seed for r in results if r.criterion == name) for name in names}
+def _seed_sets(results: Iterable[Result]) -> dict[frozenset[int], list[float]]:
+    """Shares removed by the seeds that were run there, of one criterion or of all.
+
+    One set of seeds, where means can be compared.
+    """
+    seeds: dict[tuple[str, float], set[int]] = {}
+    for r in results:
+        if r.criterion != "none":
+            seeds.setdefault((r.criterion, r.sparsity), set()).add(r.seed)
+    found: dict[frozenset[int], list[float]] = {}
+    for (_, share), there in sorted(seeds.items()):
+        found.setdefault(frozenset(there), []).append(share)
+    return found
 
 
-def _seeds(results: Iterable[Result], *, alike: bool) -> str:
-    """How many, and which if not ``alike`` in every row: ``3: 0 to 2``."""
-    found = sorted({r.seed for r in results})
+def _seeds(results: Sequence[Result], *, alike: bool) -> str:
+    """How many, and which if not ``alike`` everywhere: ``3: 0 to 2``, ``0 to 2 (50%); 3 (70%)``."""
+    sets = _seed_sets(results)
     if alike:
-        return str(len(found))
+        return str(len({r.seed for r in results}))
+    if len(sets) == 1:
+        (only,) = sets
+        return f"{len(only)}: {_in_runs(only)}"
+    told = ((seeds, ", ".join(f"{100 * s:g}%" for s in shares)) for seeds, shares in sets.items())
+    return "; ".join(f"{_in_runs(seeds)} ({where})" for seeds, where in told)
+
+
+def _in_runs(seeds: Iterable[int]) -> str:
+    """``0 to 2, 9 to 11``."""
     runs: list[list[int]] = []
-    for seed in found:
+    for seed in sorted(seeds):
         if runs and seed == runs[-1][-1] + 1:
             runs[-1].append(seed)
         else:
             runs.append([seed])
-    told = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"{len(found)}: {', '.join(told)}"
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _cell(results: Sequence[Result], criterion: str, sparsity: float, metric: str) -> str:

@@ -88,7 +88,9 @@ def check_fits(run: Run, asked: Asked) -> None:
     Before it is trained for them.
     """
     before = fresh_network(run, torch.device("cpu"))
-    there = Instruments(before, replace(asked, precision="float32"), silent)
+    if asked.between is not None:
+        _check_between(before.model, asked.between, asked.evaluating)
+    there = Instruments(before, replace(asked, precision="float32", between=None), silent)
     for part in asked.parts:
         next(there.batches(part))
     Subject(there.model, 1.0).blocks(there.blocks)
@@ -110,6 +112,10 @@ def see(networks: dict[str, Network], asked: Asked, tick: Tick = silent) -> Iter
     for name, measured in there.items():
         for part in asked.parts:
             found = measured.climb(part, replace(chosen[name], radii=radii))
+            if asked.radius is not None and found.total.verdict == "nothing":
+                raise PlanError(
+                    f"--radius {asked.radius:g}: no gradient changes, or none is finite"
+                )
             middle, largest = radii[len(radii) // 2], radii[-1]
             checked = [measured.check(part, radius) for radius in (middle, largest)]
             yield View(
@@ -145,6 +151,7 @@ class Instruments:
                 network.problem.loss.double()
         if asked.between is not None:
             _check_between(self.model, asked.between, asked.evaluating)
+            _check_other(self.model, asked.between)
         self.batch_size = asked.batch_size or network.train.batch_size
         own = blocks_of(self.model)
         self.blocks: Blocks = own if asked.blocks is None and own else asked.blocks
@@ -270,16 +277,22 @@ class Instruments:
 
 def _check_between(model: nn.Module, others: Mapping[str, Tensor], evaluating: bool) -> None:
     """Refuse weights that a slice cannot go to, before anything is measured."""
-    buffers = [name for name, value in model.named_buffers() if value.is_floating_point()]
-    if evaluating and (also := [name for name in buffers if name in others]):
-        raise PlanError(
-            f"--between with --eval: the checkpoint has a {also[0]!r} of its own, which a slice of "
-            "weights does not take along; without --eval normalisation has the batch's statistics"
-        )
+    for name, buffer in model.named_buffers() if evaluating else ():
+        if name in others and not torch.equal(others[name].to(buffer), buffer):
+            raise PlanError(
+                f"--between with --eval: the checkpoint has another {name!r}, which a slice of "
+                "weights does not take along; without --eval normalisation has the batch's own "
+                "statistics"
+            )
     named = dict(model.named_parameters())
     for name, param in named.items():
         if name not in others or others[name].shape != param.shape:
             raise PlanError(f"--between: the checkpoint has no {name!r} of the model's shape")
+
+
+def _check_other(model: nn.Module, others: Mapping[str, Tensor]) -> None:
+    """A slice to the network itself has no direction."""
+    named = dict(model.named_parameters())
     if all(torch.equal(others[name].to(param), param) for name, param in named.items()):
         raise PlanError("--between: the checkpoint has the very weights of the network")
 
