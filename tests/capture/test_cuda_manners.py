@@ -40,6 +40,7 @@ def test_each_evaluation_of_a_graph_draws_from_a_state_of_its_own() -> None:
                 draws.append(torch.rand(8, device="cuda"))
     finally:
         generator.graphsafe_set_state(main)
+    torch.cuda.synchronize()  # torch sets the states' seeds on the capture's stream, maybe late
     for seed in (5, 6):
         torch.cuda.manual_seed(seed)
         begin = generator.get_state()
