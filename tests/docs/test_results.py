@@ -11,7 +11,13 @@ pytest.importorskip("rich")
 from aliceopt.cli.pages import fill
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/settings.md", "docs/results.md", "docs/compress.md")
+PAGES = (
+    "README.md",
+    "docs/learned.md",
+    "docs/settings.md",
+    "docs/results.md",
+    "docs/compress.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
