@@ -106,6 +106,10 @@ def test_measuring_an_increase_changes_nothing_even_if_it_fails():
     assert all(map(torch.equal, everything_of(net), before))
     with pytest.raises(ValueError, match="there are no batches"):
         measured_increase(net, moves, loss_of, [])
+    losses = iter([1.0, 2.0, torch.nan])
+    with pytest.raises(ValueError, match="batch 2: the loss is nan, with nothing moved"):
+        measured_increase(net, moves, lambda batch: next(losses), some_batches(2))
+    assert all(map(torch.equal, everything_of(net), before))
 
 
 def three_layers() -> nn.Sequential:

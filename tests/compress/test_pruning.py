@@ -230,6 +230,18 @@ def test_input_norms_of_a_layer_that_is_never_called_are_refused():
         input_norms(net, lambda batch: net[0](batch[0]), some_batches(1))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_inputs_that_are_not_finite_are_refused_and_statistics_stay(bad):
+    net = small_net().eval()
+    before = everything_of(net)
+    batches = [*some_batches(1), (torch.full((8, 1, 6, 6), bad), None)]
+    with pytest.raises(ValueError, match=r"the inputs of '1' are not finite"):
+        recalibrate(net, lambda batch: net(batch[0]), batches)
+    with pytest.raises(ValueError, match=r"the inputs of '0\.weight' are not finite"):
+        input_norms(net, lambda batch: net(batch[0]), batches)
+    assert all(map(torch.equal, everything_of(net), before))
+
+
 def test_recalibration_is_the_plain_average_over_batches():
     net, batches = small_net().train(), some_batches(3)
     seen = [net[0](batch[0]) for batch in batches]
@@ -284,6 +296,19 @@ def test_bad_input_gets_one_sentence_and_changes_nothing(asked, told):
     with pytest.raises(ValueError, match=told):
         prune(net, found, **{"sparsity": 0.5, **asked})
     assert all(map(torch.equal, everything_of(net), before))
+    assert not torch_prune.is_pruned(net)
+
+
+def test_the_magnitude_needs_nothing_that_was_measured():
+    one, other = small_net(), small_net()
+    prune(one, None, 0.5, criterion="magnitude")
+    prune(other, scores(other, criterion="magnitude"), 0.5)
+    assert torch.equal(one[5].weight, other[5].weight)
+    net = small_net()
+    with pytest.raises(ValueError, match="criterion 'curvature' needs a sensitivity with 'rms'"):
+        prune(net, None, 0.5)
+    with pytest.raises(ValueError, match="there are no scores"):
+        prune(net, {}, 0.5)
     assert not torch_prune.is_pruned(net)
 
 

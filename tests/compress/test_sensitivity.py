@@ -168,6 +168,20 @@ def test_a_checkpoint_from_elsewhere_is_refused(tmp_path):
         sensitivity(net, *asked, 0.05, checkpoint=path)
 
 
+def test_a_checkpoint_that_cannot_go_on_is_refused_and_kept(tmp_path):
+    """One of more batches than there are, and a file that is something else."""
+    net, path = small_net().eval(), tmp_path / "it"
+    sensitivity(net, net_closure(net), some_batches(3), 0.01, checkpoint=path)
+    kept = path.read_bytes()
+    with pytest.raises(ValueError, match="has 3 batches already, more than the 2 given"):
+        sensitivity(net, net_closure(net), some_batches(2), 0.01, checkpoint=path)
+    assert path.read_bytes() == kept
+    path.write_bytes(b"a shopping list")
+    with pytest.raises(ValueError, match="is no measurement to go on from"):
+        sensitivity(net, net_closure(net), some_batches(3), 0.01, checkpoint=path)
+    assert path.read_bytes() == b"a shopping list"
+
+
 def test_a_state_dict_is_read_with_weights_only(tmp_path):
     net = small_net().eval()
     found = sensitivity(net, net_closure(net), some_batches(2), 0.01)
@@ -208,6 +222,10 @@ def test_without_a_radius_the_default_is_taken():
     nn.init.zeros_(net[0].weight)
     nn.init.zeros_(net[-1].weight)
     with pytest.raises(ValueError, match="what would be removed is zero already"):
+        default_radius(net)
+    nn.init.constant_(net[-1].bias, math.nan)  # which is not removed
+    nn.init.constant_(net[-1].weight, math.nan)
+    with pytest.raises(ValueError, match=r"the weights '5\.weight' are not finite"):
         default_radius(net)
 
 

@@ -171,8 +171,17 @@ def test_a_loss_that_is_no_number_is_never_the_lowest():
     found, told = measured(net), iter([math.nan, 0.5, 0.5, math.inf])
     chosen = temper_by_loss(net, found, 0.5, lambda b: next(told), [0], tempers=(0, 1, 0.5, 2))
     assert chosen == 1
+    told = iter([math.nan, math.inf, 0.5])
     with pytest.raises(ValueError, match=r"is not finite with any exponent of 0, 0\.5"):
+        temper_by_loss(net, found, 0.5, lambda b: next(told), [0], tempers=(0, 0.5))
+
+
+def test_batches_that_are_no_numbers_are_told_from_a_model_that_breaks():
+    net = small_net().eval()
+    found, before = measured(net), all_of(net)
+    with pytest.raises(ValueError, match="the loss of the whole model on these batches is nan"):
         temper_by_loss(net, found, 0.5, lambda b: math.nan, [0], tempers=(0, 0.5))
+    assert same(all_of(net), before)
 
 
 @pytest.mark.parametrize(

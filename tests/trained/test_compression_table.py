@@ -6,6 +6,7 @@ from aliceopt.trained.compress.table import (
     compression_rows,
     decision,
     groups_of,
+    lead,
 )
 
 
@@ -30,6 +31,19 @@ def test_a_lead_is_established_only_if_seeds_agree():
     assert said.endswith("not established)")
     (said,) = decision(results(**losses, fisher=[0.9, 0.9, 0.9]))
     assert "; best that measures curvature: h over a radius: h w\u00b2, 1.000 (" in said
+
+
+def test_a_lead_says_if_the_contrary_is_established():
+    losses = {"curvature": [1.0, 1.1, 1.2], "point": [1.2, 1.31, 1.4], "fisher": [1.0, 1.3, 1.0]}
+    results = [
+        Result(name, 0.5, seed, loss, 0.0)
+        for name, values in losses.items()
+        for seed, loss in enumerate(values)
+    ]
+    assert lead(results, "curvature", "point", 0.5).endswith(", established")
+    assert lead(results, "point", "curvature", 0.5).endswith(", the contrary established")
+    assert lead(results, "curvature", "fisher", 0.5).endswith(", not established")
+    assert lead(results, "fisher", "curvature", 0.5).endswith(", not established")
 
 
 def test_a_metric_that_is_no_percentage_has_the_digits_of_a_loss():

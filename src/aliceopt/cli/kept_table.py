@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -10,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aliceopt.lab.results.kept import Kept, mean_seconds
+from aliceopt.lab.results.kept import Kept, mean_seconds, settings_apart_from_names
 from aliceopt.lab.results.kept_compare import changes
 from aliceopt.lab.results.numbers import NONE, decimals, show_count, show_seconds, show_share
 from aliceopt.lab.results.paired import Paired
 from aliceopt.lab.terminal import new_table
 from aliceopt.lab.training.precision import in_words
 
-_SHARED = ("experiment", "scale", "device", "method", "precision", "metric", "better")
+_SHARED = ("experiment", "scale", "device", "precision", "metric", "better")
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
@@ -40,10 +41,11 @@ def kept_rows(lines: Sequence[Kept]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[Kept]] = {}
     for line in lines:
         shared = (getattr(line, name) for name in _SHARED)
-        groups.setdefault((*shared, line.settings_digest()), []).append(line)
+        settings = json.dumps(settings_apart_from_names(line.config), sort_keys=True)
+        groups.setdefault((*shared, settings), []).append(line)
     rows = []
     for group in groups.values():
-        one = group[0]
+        one = max(group, key=lambda line: "@" in line.method)  # whose name tells the rate
         finals = [line.final for line in group if line.final is not None]
         done = [line for line in group if line.final is not None]
         mean, half = mean_and_half(finals) if finals else (None, None)

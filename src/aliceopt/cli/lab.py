@@ -42,7 +42,12 @@ def root(
 
 def split_names(names: str | None) -> list[str] | None:
     """Names that were separated by commas."""
-    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    if names is None:
+        return None
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    if not found:
+        raise ValueError(f"names by commas were expected, got {names!r}")
+    return found
 
 
 def seeds_of(seeds: str | None) -> int | list[int] | None:

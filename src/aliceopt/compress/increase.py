@@ -142,9 +142,11 @@ def measured_increase(
             buffers.restore()
 
     home = {name: weight.parameter.detach().clone() for name, weight in weights.items()}
-    rises = []
+    rises: list[float] = []
     for batch in batches:
         before = loss(batch)
+        if not math.isfinite(before):
+            raise ValueError(f"batch {len(rises) + 1}: the loss is {before}, with nothing moved")
         try:
             for name, weight in weights.items():
                 weight.parameter.add_(moves[name].to(weight.parameter))

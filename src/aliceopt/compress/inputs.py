@@ -34,6 +34,9 @@ def input_norms(
         for batch in batches:
             forward(batch)
     check_called(weights, sums)
+    for name, total in sums.items():
+        if not total.isfinite().all():
+            raise ValueError(f"the inputs of {name!r} are not finite")
     shapes = {name: weight.parameter.shape for name, weight in weights.items()}
     return {
         name: sums[name].sqrt().float().view(1, *shape[1:]).expand(shape).contiguous()

@@ -39,7 +39,7 @@ class Pruned:
 
 def prune(
     model: nn.Module,
-    measured: Sensitivity | Mapping[str, Tensor],
+    measured: Sensitivity | Mapping[str, Tensor] | None,
     sparsity: float = 0.5,
     *,
     scope: str = "global",
@@ -60,7 +60,7 @@ def prune(
 
     Args:
         model: its linear and convolution layers, see `weights_of`.
-        measured: a sensitivity, or scores by name.
+        measured: a sensitivity, or scores by name; None for "magnitude", which needs neither.
         sparsity: the share to be removed, of all weights that were measured, those removed before
             included; with "2:4" it is one half.
         scope: "global" compares all weights with each other; "layer" removes that share of each
@@ -84,7 +84,7 @@ def prune(
             share = 1 - (1 - sparsity) ** (turn / recompute)
             worth = (
                 scores(model, measured, criterion, radius=radius, temper=temper)
-                if isinstance(measured, Sensitivity)
+                if measured is None or isinstance(measured, Sensitivity)
                 else dict(measured)
             )
             weights, worth = _fitting(model, worth, share)
@@ -208,6 +208,8 @@ def _fitting(
 
     What masks have removed already goes first; a share below that cannot be had.
     """
+    if not worth:
+        raise ValueError("there are no scores: nothing says what is to be removed")
     weights = weights_of(model, worth)
     for name, score in worth.items():
         parameter = weights[name].parameter

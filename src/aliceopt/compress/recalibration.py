@@ -22,8 +22,8 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
 
     Forward passes only, without gradients. Every module is in the mode it was in afterwards, and
     only BatchNorms are in training mode meanwhile, so that dropout drops nothing. Returns how many
-    BatchNorms there are; a model without any is left alone. If it fails, the old statistics are
-    back.
+    BatchNorms there are; a model without any is left alone. If it fails, as it does if statistics
+    come out that are not finite, the old ones are back.
     """
     norms = norms_of(model)
     if not norms:
@@ -46,6 +46,8 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
         for norm, _, statistics in before:
             if int(norm.num_batches_tracked) == 0:  # type: ignore[arg-type]
                 _put_back(norm, statistics)  # it was not called
+            elif not all(value.isfinite().all() for value in _statistics(norm).values()):
+                raise ValueError(f"the inputs of {_name(model, norm)!r} are not finite")
     except BaseException:
         for norm, _, statistics in before:
             _put_back(norm, statistics)
@@ -61,6 +63,11 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
 def _put_back(norm: _BatchNorm, statistics: dict[str, torch.Tensor]) -> None:
     for name, value in statistics.items():
         getattr(norm, name).copy_(value)
+
+
+def _name(model: nn.Module, norm: nn.Module) -> str:
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+    return names[norm]
 
 
 def _statistics(norm: _BatchNorm) -> dict[str, torch.Tensor]:

@@ -41,7 +41,10 @@ def started(
             for kept in (wanted.means, wanted.spreads) if errors else (wanted.means,):
                 kept[key] = {name: zeros(site) for name, site in sites.items()}
         return wanted
-    there = Sensitivity.from_state_dict(torch.load(path, weights_only=True))
+    try:
+        there = Sensitivity.from_state_dict(torch.load(path, weights_only=True))
+    except Exception as error:  # whatever torch makes of a file that is something else
+        raise ValueError(f"{str(path)!r} is no measurement to go on from: {error}") from error
     wanted_, there_ = _kind(wanted), _kind(there)
     shapes = {name: tuple(zeros(site).shape) for name, site in sites.items()}
     if wanted_ != there_ or wanted.radii != there.radii or bool(there.spreads) != errors:

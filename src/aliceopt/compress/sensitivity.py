@@ -60,8 +60,11 @@ def default_radius(
     """
     if not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be a number in (0, 1), got {sparsity!r}")
-    weights = weights_of(model, names).values()
-    sizes = torch.cat([whole(weight.values()).abs().float().flatten() for weight in weights])
+    weights = weights_of(model, names)
+    sizes = torch.cat([whole(w.values()).abs().float().flatten() for w in weights.values()])
+    if not sizes.isfinite().all():
+        bad = next(name for name, w in weights.items() if not whole(w.values()).isfinite().all())
+        raise ValueError(f"the weights {bad!r} are not finite")
     removed = sizes.sort().values[: round(sparsity * len(sizes))]
     radius = math.sqrt(removed.double().square().sum().item() / len(sizes))
     if radius == 0:
@@ -112,7 +115,13 @@ def sensitivity(
     sites = sites_of(tensors, model, radii[0], None)
     path = None if checkpoint is None else own_path(Path(checkpoint))
     found = started(Sensitivity(radii, checked_terms(terms, TERMS), seed), path, sites, errors)
-    for batch in islice(batches, found.batches, None):
+    rest = iter(batches)
+    given = sum(1 for _ in islice(rest, found.batches))
+    if given < found.batches:
+        raise ValueError(
+            f"{str(path)!r} has {found.batches} batches already, more than the {given} given"
+        )
+    for batch in rest:
         unique = list(sites.values())
         looking = excursion(unique, model, partial(closure, batch), radii[-1] / radii[0])
         with looking as visit, torch.no_grad():

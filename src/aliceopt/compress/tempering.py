@@ -72,6 +72,10 @@ def temper_by_loss(
         raise
     finite = [temper for temper in choice if math.isfinite(losses[temper])]
     if not finite:
+        whole = _mean_loss(loss, seen)
+        before.restore()
+        if not math.isfinite(whole):
+            raise ValueError(f"the loss of the whole model on these batches is {whole}")
         told = ", ".join(f"{temper:g}" for temper in choice)
         raise ValueError(f"the loss of the pruned model is not finite with any exponent of {told}")
     return min(finite, key=lambda temper: losses[temper])

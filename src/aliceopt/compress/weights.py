@@ -58,9 +58,9 @@ def weights_of(model: nn.Module, names: Iterable[str] | None = None) -> dict[str
             if parameter.requires_grad and users[id(parameter)] == 1:
                 name = inner_name(f"{prefix}.weight" if prefix else "weight")
                 found[name] = Weight(name, layer, parameter, getattr(layer, "weight_mask", None))
+    if not found:
+        raise ValueError("the model has no linear or convolution layer with trained weights")
     if names is None:
-        if not found:
-            raise ValueError("the model has no linear or convolution layer with trained weights")
         return found
     wanted = list(names)
     for name in wanted:

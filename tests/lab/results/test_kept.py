@@ -224,6 +224,15 @@ def test_settings_that_differ_are_never_averaged(tmp_path):
     assert len({row["label"] for row in rows}) == 2
 
 
+def test_a_rate_behind_a_methods_name_is_the_same_rate_in_its_options(tmp_path):
+    """Seeds of both are averaged, under the name that tells it."""
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", "adam@0.001", 1)
+    lines = [line for part in ("a", "b") for line in gather(tmp_path / part)[0]]
+    (row,) = kept_rows(lines)
+    assert (row["seeds"], row["label"]) == (2, "Adam, lr 0.001")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

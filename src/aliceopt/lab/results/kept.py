@@ -88,6 +88,11 @@ def _settings(config: Run) -> Line:
     return {k: v for k, v in config.settings.items() if k not in ("seed", "label")}
 
 
+def settings_apart_from_names(config: Run) -> Line:
+    """Likewise, whether or not a rate stands behind the method's name: options have it."""
+    return {**_settings(config), "method": config.method.partition("@")[0]}
+
+
 @dataclass(frozen=True)
 class Added:
     """What `add` did, by counts of runs; ``again`` were made again and came out the same."""
@@ -138,8 +143,8 @@ def without_kept(plan: Plan, folder: Path, *, device: str | None) -> Plan:
     Only those of the device count; by None those of any.
     """
 
-    def identity(config: Run) -> Line:  # a rate behind a method's name is among its options
-        return {**_settings(config), "method": config.method.partition("@")[0], "seed": config.seed}
+    def identity(config: Run) -> Line:
+        return {**settings_apart_from_names(config), "seed": config.seed}
 
     lines = [x for x in read_kept(folder / f"{plan.name}.jsonl") if x.scale == plan.scale]
     mine = [x for x in lines if device in (None, x.device)]

@@ -263,7 +263,9 @@ def lead(results: Sequence[Result], first: str, second: str, sparsity: float) ->
         shared = "one seed" if paired.differences else "no seed in common"
         return f"{shared}: no difference is established"
     half = paired.half_width(ALPHA)
-    verdict = "established" if paired.mean > half else "not established"
+    verdict = "not established" if abs(paired.mean) <= half else "established"
+    if paired.mean < -half:
+        verdict = "the contrary established"
     return f"difference {paired.mean:.3f} \u00b1 {half:.3f}, {verdict}"
 
 
