@@ -271,7 +271,7 @@ def test_a_gpu_in_bfloat16_goes_the_same_ways(tmp_path, source):
         (["--sparsity", "1.2"], "--sparsity must be numbers in (0, 1), got 1.2"),
         (["--sparsity", "0.5,0.50"], "--sparsity must be different numbers"),
         (["--sparsity", "half"], "--sparsity takes numbers by commas"),
-        (["--criteria", " , "], "names by commas were expected, got ' , '"),
+        (["--criteria", " , "], "--criteria must name some of magnitude,"),
         (["--criteria", "luck"], "--criteria: no criterion 'luck'; there is magnitude,"),
         (["--criteria", "curvature@0"], "a radius > 0 stands behind the @"),
         (["--criteria", "fisher@0.1"], "of one that probes"),

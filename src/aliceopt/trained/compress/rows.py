@@ -209,6 +209,8 @@ class Ask:
             raise PlanError("--sparsity must be different numbers, and one is there twice")
         if self.layers is not None and not 0 < self.layers < 1:
             raise PlanError(f"--layers must be a number in (0, 1), got {self.layers!r}")
+        if not self.criteria:
+            raise PlanError(f"--criteria must name some of {', '.join(ROWS)}; got none")
         criteria = dict.fromkeys(map(spelled, self.criteria))
         object.__setattr__(self, "criteria", tuple(criteria))
 
