@@ -1,10 +1,12 @@
 """Deviations from the paper are told wherever a plan can be looked at."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from aliceopt.lab.plans.plan import PlanError, experiment_plan
+from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results import deviations
 
 
@@ -17,3 +19,12 @@ def test_a_plan_is_looked_at_without_the_packages_of_its_optimizers(monkeypatch)
     deviations._paper.cache_clear()
     plan = experiment_plan("resnet18-methods", "paper", read=False, methods=["adam"])
     assert deviations.differences(plan, []) == []
+
+
+def test_seeds_are_told_from_to_where_methods_have_other_numbers():
+    plan = experiment_plan("resnet18-methods", "paper", read=False, seeds=2)
+    adam = [RunRecord("adam", "Adam", seed, "finished", final=93.0) for seed in (0, 1)]
+    one = RunRecord("alice", "Alice", 0, "finished", final=93.5)
+    assert deviations.setting(plan, [*adam, one]).endswith(", batch size 100, 1 to 2 seeds")
+    both = [*adam, one, replace(one, seed=1)]
+    assert deviations.setting(plan, both).endswith(", batch size 100, 2 seeds")

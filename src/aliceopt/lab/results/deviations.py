@@ -79,7 +79,10 @@ def setting(plan: Plan, runs: Sequence[RunRecord]) -> str:
     said = [data_name(plan, runs), f"{plan.scale} scale", _length(plan.training)]
     batch = plan.training.batch_size
     said += [f"batch size {batch}"] if batch is not None else []
-    return ", ".join([*said, counted(len(plan.seeds), "seed")])
+    finished = Counter(run.method for run in runs if run.final is not None)
+    fewest, most = min(finished.values(), default=0), max(finished.values(), default=0)
+    seeds = counted(len(plan.seeds), "seed") if fewest == most else f"{fewest} to {most} seeds"
+    return ", ".join([*said, seeds])
 
 
 def title_of(plan: Plan, runs: Sequence[RunRecord]) -> str:
