@@ -235,7 +235,7 @@ def test_inputs_that_are_not_finite_are_refused_and_statistics_stay(bad):
     net = small_net().eval()
     before = everything_of(net)
     batches = [*some_batches(1), (torch.full((8, 1, 6, 6), bad), None)]
-    with pytest.raises(ValueError, match=r"the inputs of '1' are not finite"):
+    with pytest.raises(ValueError, match=r"the statistics of '1' would not be finite"):
         recalibrate(net, lambda batch: net(batch[0]), batches)
     with pytest.raises(ValueError, match=r"the inputs of '0\.weight' are not finite"):
         input_norms(net, lambda batch: net(batch[0]), batches)

@@ -176,11 +176,39 @@ def test_a_loss_that_is_no_number_is_never_the_lowest():
         temper_by_loss(net, found, 0.5, lambda b: next(told), [0], tempers=(0, 0.5))
 
 
+def test_an_exponent_that_breaks_the_model_is_never_chosen():
+    """Recalibration finds statistics that are not finite; the others are tried on."""
+    net = small_net().eval()
+    found, before, tried = measured(net), all_of(net), []
+
+    def mend():
+        tried.append(1)
+        if len(tried) == 1:
+            net[0].bias.data.fill_(math.inf)
+        recalibrate(net, lambda batch: net(batch[0]), TRAINED)
+
+    assert temper_by_loss(net, found, 0.5, loss_of(net), UNSEEN, mend=mend, tempers=(0, 1)) == 1
+    assert len(tried) == 2
+    assert same(all_of(net), before)
+
+
 def test_batches_that_are_no_numbers_are_told_from_a_model_that_breaks():
     net = small_net().eval()
     found, before = measured(net), all_of(net)
     with pytest.raises(ValueError, match="the loss of the whole model on these batches is nan"):
         temper_by_loss(net, found, 0.5, lambda b: math.nan, [0], tempers=(0, 0.5))
+    assert same(all_of(net), before)
+    calls = []
+
+    def loss(batch):  # the third is that of the whole model
+        calls.append(batch)
+        net[1].running_mean.add_(torch.rand(4))
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return math.nan
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        temper_by_loss(net, found, 0.5, loss, [0], tempers=(0, 0.5))
     assert same(all_of(net), before)
 
 

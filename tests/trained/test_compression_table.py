@@ -1,10 +1,13 @@
 """What is said of pruned networks: the criterion to use, and whether its lead is real."""
 
+import math
+
 from aliceopt.trained.compress.rows import PREDICTED, LayerIncrease, Result
 from aliceopt.trained.compress.table import (
     calibration_rows,
     compression_rows,
     decision,
+    difference_rows,
     groups_of,
     lead,
 )
@@ -44,6 +47,11 @@ def test_a_lead_says_if_the_contrary_is_established():
     assert lead(results, "point", "curvature", 0.5).endswith(", the contrary established")
     assert lead(results, "curvature", "fisher", 0.5).endswith(", not established")
     assert lead(results, "fisher", "curvature", 0.5).endswith(", not established")
+    lost = [*results[1:], Result("curvature", 0.5, 0, math.nan, 0.0)]
+    assert lead(lost, "curvature", "point", 0.5).startswith("a loss is not finite")
+    assert difference_rows(lost, [("curvature", "point")])[1][1] == "\u2013"
+    none = [r for r in lost if r.criterion != "point"]
+    assert decision(none)[0].endswith("(a loss is not finite: no difference is established)")
 
 
 def test_a_metric_that_is_no_percentage_has_the_digits_of_a_loss():

@@ -44,7 +44,8 @@ def kept_rows(lines: Sequence[Kept]) -> list[dict[str, Any]]:
         settings = json.dumps(settings_apart_from_names(line.config), sort_keys=True)
         groups.setdefault((*shared, settings), []).append(line)
     rows = []
-    for group in groups.values():
+    for runs in groups.values():
+        group = list({line.seed: line for line in runs}.values())  # once, if it ran twice
         one = max(group, key=lambda line: "@" in line.method)  # whose name tells the rate
         finals = [line.final for line in group if line.final is not None]
         done = [line for line in group if line.final is not None]

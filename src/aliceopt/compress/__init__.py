@@ -15,7 +15,7 @@
 from .averages import TERMS, Sensitivity
 from .criteria import CRITERIA, TEMPERED, scores
 from .increase import Increase, measured_increase, predicted_increase, removal
-from .inputs import input_norms
+from .inputs import NotFiniteError, input_norms
 from .pruning import Pruned, masks_of, prune
 from .quantized import quantize
 from .recalibration import recalibrate
@@ -32,6 +32,7 @@ __all__ = [
     "TEMPERED",
     "TERMS",
     "Increase",
+    "NotFiniteError",
     "Pruned",
     "Rounding",
     "Sensitivity",

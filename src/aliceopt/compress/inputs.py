@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from ..probe import BufferGuard
 from .weights import Weight, weights_of
 
-__all__ = ["columns_of", "input_norms", "listening"]
+__all__ = ["NotFiniteError", "columns_of", "input_norms", "listening"]
+
+
+class NotFiniteError(ValueError):
+    """Of what passes through a model: its batches are to blame, or what pruning has left of it."""
 
 
 def input_norms(
@@ -36,7 +40,7 @@ def input_norms(
     check_called(weights, sums)
     for name, total in sums.items():
         if not total.isfinite().all():
-            raise ValueError(f"the inputs of {name!r} are not finite")
+            raise NotFiniteError(f"the inputs of {name!r} are not finite")
     shapes = {name: weight.parameter.shape for name, weight in weights.items()}
     return {
         name: sums[name].sqrt().float().view(1, *shape[1:]).expand(shape).contiguous()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..probe import RandomState
 from ..sharding import is_dtensor
-from .inputs import check_called, listening
+from .inputs import NotFiniteError, check_called, listening
 from .pruning import undone_if_it_fails
 from .weights import Weight
 
@@ -101,7 +101,7 @@ def _gram(
             with contextlib.suppress(_HeardAll):
                 forward(batch)
     if not grams[0].isfinite().all():
-        raise ValueError(f"the inputs of {weight.name!r} are not finite")
+        raise NotFiniteError(f"the inputs of {weight.name!r} are not finite")
     return grams[0]
 
 

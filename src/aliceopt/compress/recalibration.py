@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..landscape.excursion import inner_name
+from .inputs import NotFiniteError
+
 __all__ = ["norms_of", "recalibrate"]
 
 
@@ -46,8 +49,9 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
         for norm, _, statistics in before:
             if int(norm.num_batches_tracked) == 0:  # type: ignore[arg-type]
                 _put_back(norm, statistics)  # it was not called
-            elif not all(value.isfinite().all() for value in _statistics(norm).values()):
-                raise ValueError(f"the inputs of {_name(model, norm)!r} are not finite")
+            elif not all(norm.get_buffer(f"running_{x}").isfinite().all() for x in ("mean", "var")):
+                name = inner_name(next(n for n, m in model.named_modules() if m is norm))
+                raise NotFiniteError(f"the statistics of {name!r} would not be finite")
     except BaseException:
         for norm, _, statistics in before:
             _put_back(norm, statistics)
@@ -63,11 +67,6 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
 def _put_back(norm: _BatchNorm, statistics: dict[str, torch.Tensor]) -> None:
     for name, value in statistics.items():
         getattr(norm, name).copy_(value)
-
-
-def _name(model: nn.Module, norm: nn.Module) -> str:
-    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    return names[norm]
 
 
 def _statistics(norm: _BatchNorm) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from ..sharding import is_distributed, local
 from ..site import Site, state_dtype
 from .averages import SIDES, Sensitivity
 
-__all__ = ["own_path", "save", "started", "zeros"]
+__all__ = ["own_path", "same_everywhere", "save", "started", "zeros"]
 
 
 def own_path(path: Path) -> Path:
@@ -34,7 +34,7 @@ def started(
     ]
     wanted.center = {name: _marks(site) for name, site in sites.items()}
     begun = path is not None and path.exists()
-    if path is not None and not _same_everywhere(begun):
+    if path is not None and not same_everywhere(begun):
         raise ValueError(f"some processes have the checkpoint {str(path)!r}, and some have not")
     if path is None or not begun:
         for key in keys:
@@ -42,7 +42,10 @@ def started(
                 kept[key] = {name: zeros(site) for name, site in sites.items()}
         return wanted
     try:
-        there = Sensitivity.from_state_dict(torch.load(path, weights_only=True))
+        kept = torch.load(path, map_location="cpu", weights_only=True)
+        there = Sensitivity.from_state_dict(kept)
+    except (OSError, MemoryError):
+        raise
     except Exception as error:  # whatever torch makes of a file that is something else
         raise ValueError(f"{str(path)!r} is no measurement to go on from: {error}") from error
     wanted_, there_ = _kind(wanted), _kind(there)
@@ -57,7 +60,7 @@ def started(
     for name, marks in wanted.center.items():
         if not all(map(_close, there.center[name], marks)):
             raise ValueError(f"{str(path)!r} was measured where {name!r} had other values")
-    if not _same_everywhere(there.batches):
+    if not same_everywhere(there.batches):
         raise ValueError(f"{str(path)!r} has another number of batches in another process")
     for values in (*there.means.values(), *there.spreads.values()):
         values.update({name: values[name].to(zeros(site)) for name, site in sites.items()})
@@ -73,7 +76,7 @@ def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _same_everywhere(value: int) -> bool:
+def same_everywhere(value: int) -> bool:
     """Whether all processes have this value."""
     if not is_distributed():
         return True

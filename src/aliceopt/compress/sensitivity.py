@@ -38,7 +38,7 @@ from ..landscape.samples import checked_terms, samples
 from ..sharding import as_part_of, whole
 from ..site import Draw, Site
 from .averages import CENTER, SIDES, TERMS, Key, Sensitivity
-from .resuming import own_path, save, started
+from .resuming import own_path, same_everywhere, save, started
 from .weights import weights_of
 
 __all__ = ["default_radius", "sensitivity"]
@@ -60,11 +60,12 @@ def default_radius(
     """
     if not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be a number in (0, 1), got {sparsity!r}")
-    weights = weights_of(model, names)
-    sizes = torch.cat([whole(w.values()).abs().float().flatten() for w in weights.values()])
-    if not sizes.isfinite().all():
-        bad = next(name for name, w in weights.items() if not whole(w.values()).isfinite().all())
-        raise ValueError(f"the weights {bad!r} are not finite")
+    parts = []
+    for name, weight in weights_of(model, names).items():
+        parts.append(whole(weight.values()).abs().float().flatten())
+        if not parts[-1].isfinite().all():
+            raise ValueError(f"the weights {name!r} are not finite")
+    sizes = torch.cat(parts)
     removed = sizes.sort().values[: round(sparsity * len(sizes))]
     radius = math.sqrt(removed.double().square().sum().item() / len(sizes))
     if radius == 0:
@@ -117,9 +118,9 @@ def sensitivity(
     found = started(Sensitivity(radii, checked_terms(terms, TERMS), seed), path, sites, errors)
     rest = iter(batches)
     given = sum(1 for _ in islice(rest, found.batches))
-    if given < found.batches:
+    if given < found.batches or not same_everywhere(given):
         raise ValueError(
-            f"{str(path)!r} has {found.batches} batches already, more than the {given} given"
+            f"{str(path)!r} has {found.batches} batches already, and not as many are given"
         )
     for batch in rest:
         unique = list(sites.values())

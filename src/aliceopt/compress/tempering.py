@@ -15,6 +15,7 @@ from ..probe import RandomState
 from ..sharding import devices_of
 from .averages import Sensitivity
 from .criteria import TEMPERED, check_temper
+from .inputs import NotFiniteError
 from .pruning import prune
 
 __all__ = ["EXPONENTS", "temper_by_loss"]
@@ -63,17 +64,17 @@ def temper_by_loss(
         for temper in choice:
             model.zero_grad(set_to_none=True)  # put aside, in case that mending takes some
             prune(model, measured, sparsity, criterion=criterion, temper=temper, **how)
-            if mend is not None:
-                mend()
-            losses[temper] = _mean_loss(loss, seen)
+            losses[temper] = _mended_loss(mend, loss, seen)
             before.restore()
     except BaseException:
         before.restore()
         raise
     finite = [temper for temper in choice if math.isfinite(losses[temper])]
     if not finite:
-        whole = _mean_loss(loss, seen)
-        before.restore()
+        try:
+            whole = _mean_loss(loss, seen)
+        finally:
+            before.restore()
         if not math.isfinite(whole):
             raise ValueError(f"the loss of the whole model on these batches is {whole}")
         told = ", ".join(f"{temper:g}" for temper in choice)
@@ -99,6 +100,18 @@ def _choice(
     for temper in tempers:
         check_temper(temper)
     return tuple(tempers)
+
+
+def _mended_loss(
+    mend: Callable[[], Any] | None, loss: Callable[[Any], Tensor], batches: Sequence[Any]
+) -> float:
+    """Infinite where nothing can be made of what an exponent has left."""
+    try:
+        if mend is not None:
+            mend()
+        return _mean_loss(loss, batches)
+    except NotFiniteError:
+        return math.inf
 
 
 @torch.no_grad()

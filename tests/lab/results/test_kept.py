@@ -231,6 +231,9 @@ def test_a_rate_behind_a_methods_name_is_the_same_rate_in_its_options(tmp_path):
     lines = [line for part in ("a", "b") for line in gather(tmp_path / part)[0]]
     (row,) = kept_rows(lines)
     assert (row["seeds"], row["label"]) == (2, "Adam, lr 0.001")
+    write_run(tmp_path / "c", "adam@1e-3", 1, final=97.0)  # a seed that ran twice
+    (row,) = kept_rows([*lines, *gather(tmp_path / "c")[0]])
+    assert (row["seeds"], row["mean"]) == (2, 95.0)
 
 
 @pytest.mark.parametrize(

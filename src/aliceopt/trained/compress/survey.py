@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from aliceopt.compress import (
+    NotFiniteError,
     Pruned,
     Sensitivity,
     default_radius,
@@ -200,7 +201,8 @@ class _Judge:
         return lambda batch: self.network.forward(batch, model), batches
 
     def recalibrate(self, model: nn.Module) -> None:
-        recalibrate(model, *self.seen(model, CALIBRATION_BATCHES))
+        with suppress(NotFiniteError):  # what is lost keeps its statistics, and its loss tells
+            recalibrate(model, *self.seen(model, CALIBRATION_BATCHES))
 
     def refit(self, model: nn.Module) -> None:
         refit(model, *self.seen(model, UPDATE_BATCHES))

@@ -262,6 +262,8 @@ def lead(results: Sequence[Result], first: str, second: str, sparsity: float) ->
     if len(paired.differences) < 2:
         shared = "one seed" if paired.differences else "no seed in common"
         return f"{shared}: no difference is established"
+    if not all(map(math.isfinite, paired.differences)):
+        return "a loss is not finite: no difference is established"
     half = paired.half_width(ALPHA)
     verdict = "not established" if abs(paired.mean) <= half else "established"
     if paired.mean < -half:
@@ -283,6 +285,7 @@ def difference_rows(
     rows = [["loss", *(f"\u2212{100 * share:g}%" for share in shares), "seeds"]]
     for first, second in pairs:
         found = [paired_losses(results, first, second, share) for share in shares]
+        found = [x if all(map(math.isfinite, x.differences)) else Paired(()) for x in found]
         cells = [difference(one if one.differences else None, "loss") for one in found]
         for i, one in enumerate(found):
             if len(one.differences) > 1 and abs(one.mean) > one.half_width(ALPHA):
