@@ -105,7 +105,8 @@ def compress(
         from aliceopt.trained.compress.report import write_compression_report
 
         shares = _numbers(sparsity or ("0.5" if structure == "2:4" else SHARES))
-        chosen = tuple(ROWS if criteria is None else split_names(criteria) or ())
+        named = split_names(criteria)
+        chosen = tuple(ROWS if named is None else named)
         ask = Ask(shares, chosen, gradients, finetune, rounds, structure, layers)
         name = problem_name(problem)
         at = name if twin is None else f"{name}+{twin}"

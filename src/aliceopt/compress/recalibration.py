@@ -49,9 +49,8 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
         for norm, _, statistics in before:
             if int(norm.num_batches_tracked) == 0:  # type: ignore[arg-type]
                 _put_back(norm, statistics)  # it was not called
-            elif not all(norm.get_buffer(f"running_{x}").isfinite().all() for x in ("mean", "var")):
-                name = inner_name(next(n for n, m in model.named_modules() if m is norm))
-                raise NotFiniteError(f"the statistics of {name!r} would not be finite")
+            else:
+                _check_finite(norm, model)
     except BaseException:
         for norm, _, statistics in before:
             _put_back(norm, statistics)
@@ -62,6 +61,12 @@ def recalibrate(model: nn.Module, forward: Callable[[Any], Any], batches: Iterab
         for module, training in modes:
             module.training = training
     return len(norms)
+
+
+def _check_finite(norm: _BatchNorm, model: nn.Module) -> None:
+    if not all(norm.get_buffer(name).isfinite().all() for name in ("running_mean", "running_var")):
+        name = inner_name(next(name for name, module in model.named_modules() if module is norm))
+        raise NotFiniteError(f"the statistics of {name!r} would not be finite")
 
 
 def _put_back(norm: _BatchNorm, statistics: dict[str, torch.Tensor]) -> None:

@@ -41,13 +41,7 @@ def started(
             for kept in (wanted.means, wanted.spreads) if errors else (wanted.means,):
                 kept[key] = {name: zeros(site) for name, site in sites.items()}
         return wanted
-    try:
-        kept = torch.load(path, map_location="cpu", weights_only=True)
-        there = Sensitivity.from_state_dict(kept)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # whatever torch makes of a file that is something else
-        raise ValueError(f"{str(path)!r} is no measurement to go on from: {error}") from error
+    there = _read(path)
     wanted_, there_ = _kind(wanted), _kind(there)
     shapes = {name: tuple(zeros(site).shape) for name, site in sites.items()}
     if wanted_ != there_ or wanted.radii != there.radii or bool(there.spreads) != errors:
@@ -65,6 +59,16 @@ def started(
     for values in (*there.means.values(), *there.spreads.values()):
         values.update({name: values[name].to(zeros(site)) for name, site in sites.items()})
     return there
+
+
+def _read(path: Path) -> Sensitivity:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        return Sensitivity.from_state_dict(content)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever torch makes of a file that is something else
+        raise ValueError(f"{str(path)!r} is no measurement to go on from: {error}") from error
 
 
 def _marks(site: Site) -> list[float]:

@@ -265,9 +265,10 @@ def lead(results: Sequence[Result], first: str, second: str, sparsity: float) ->
     if not all(map(math.isfinite, paired.differences)):
         return "a loss is not finite: no difference is established"
     half = paired.half_width(ALPHA)
-    verdict = "not established" if abs(paired.mean) <= half else "established"
-    if paired.mean < -half:
-        verdict = "the contrary established"
+    if abs(paired.mean) <= half:
+        verdict = "not established"
+    else:
+        verdict = "established" if paired.mean > 0 else "the contrary established"
     return f"difference {paired.mean:.3f} \u00b1 {half:.3f}, {verdict}"
 
 
