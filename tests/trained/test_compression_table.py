@@ -1,6 +1,13 @@
 """What is said of pruned networks: the criterion to use, and whether its lead is real."""
 
+import io
 import math
+
+import pytest
+
+pytest.importorskip("rich")
+
+from rich.console import Console
 
 from aliceopt.trained.compress.rows import PREDICTED, LayerIncrease, Result
 from aliceopt.trained.compress.table import (
@@ -10,6 +17,7 @@ from aliceopt.trained.compress.table import (
     difference_rows,
     groups_of,
     lead,
+    print_tables,
 )
 
 
@@ -52,6 +60,21 @@ def test_a_lead_says_if_the_contrary_is_established():
     assert difference_rows(lost, [("curvature", "point")])[1][1] == "\u2013"
     none = [r for r in lost if r.criterion != "point"]
     assert decision(none)[0].endswith("(a loss is not finite: no difference is established)")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_loses_no_name_and_no_digit(width):
+    names = ("magnitude-refit", "curvature", "free")
+    results = [
+        Result(n, s, 0, 0.5 + s, 90.0, 300, 1.0) for n in names for s in (0.5, 0.7, 0.8, 0.9)
+    ]
+    rows = compression_rows(results, "accuracy")
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_tables([("losses", rows, [])], console)
+    said = console.export_text()
+    for cell in (cell for row in rows for cell in row):
+        assert all(word in said for word in cell.split() if word != "gradients"), cell
+    assert max(map(len, said.splitlines())) <= width
 
 
 def test_a_metric_that_is_no_percentage_has_the_digits_of_a_loss():

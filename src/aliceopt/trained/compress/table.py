@@ -325,7 +325,7 @@ def shown_as(metric: str) -> str:
 
 
 def print_tables(tables: Iterable[Told], console: Console) -> None:
-    """Each below its title."""
+    """Each below its title; in a narrow terminal numbers take two lines."""
     from rich.text import Text
 
     from aliceopt.lab.terminal import new_table
@@ -335,6 +335,12 @@ def print_tables(tables: Iterable[Told], console: Console) -> None:
         table = new_table(*rows[0])
         for row in rows[1:]:
             table.add_row(*map(Text, row))
+        names, *numbers = zip(*rows, strict=True)
+        least = max(len(word) for name in names for word in name.split())
+        if least + sum(2 + max(map(len, cells)) for cells in numbers) + 3 > console.width:
+            table.columns[0].min_width = least
+            for column in table.columns[1:]:
+                column.no_wrap, column.overflow = False, "fold"  # rather than lose names and digits
         console.print(table)
         for line in said:
             console.print(line, markup=False)
