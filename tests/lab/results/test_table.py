@@ -50,6 +50,15 @@ def test_rows_have_both_triples_and_the_costs(tmp_path):
     assert "Accuracy (higher is better): minimum / median / maximum over seeds" in text
 
 
+def test_a_result_that_ran_away_takes_no_room_from_the_names(tmp_path):
+    ran_away = {"adahessian": 7.692e23}
+    write_records(tmp_path, "tt-methods", seeds=1, value=lambda m, s, d: ran_away.get(m, 20.5))
+    text = printed(tmp_path)
+    assert "AdaHessian" in text
+    assert "7.692e+23 / 7.692e+23" in text
+    assert "20.50 / 20.50 / 20.50" in text
+
+
 def test_lost_runs_are_counted_and_give_no_result(tmp_path):
     """A method that never finished has a dash, not a number."""
     fates = {("adam", 1): "missing", **{("sgd-m", s): "diverged" for s in range(3)}}

@@ -268,13 +268,16 @@ def method_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
 
 
 def _triple(values: Sequence[float] | None, places: int | None) -> str:
-    """``93.23 / 93.41 / 93.73``, all with the same decimals: four digits unless told."""
+    """``93.23 / 93.41 / 93.73``, all with the same decimals: four digits unless told.
+
+    What has run away is told by its power of ten.
+    """
     if values is None:
         return numbers.NONE
     if places is None:
         size = abs(values[1]) or 1.0
         places = min(6, max(0, 3 - math.floor(math.log10(size))))
-    return " / ".join(f"{value:.{places}f}" for value in values)
+    return " / ".join(f"{v:.{places}f}" if abs(v) < 1e7 else f"{v:.3e}" for v in values)
 
 
 def _block_table(rows: Sequence[Row]) -> Table:
