@@ -113,6 +113,6 @@ def _common(launch: Launch) -> ctypes.Array[ctypes.c_int64]:
         launch.count,
         launch.block,
         _DTYPES.index(launch.kind.param),
-        launch.permuted,
+        launch.runs > 0,
         torch.get_num_threads(),
     )

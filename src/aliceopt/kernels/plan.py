@@ -42,7 +42,7 @@ HOME, SWAPPED, ASIDE, MASTER = range(4)
 Send = Callable[[np.ndarray, torch.device], Tensor]
 """Makes an array available on a device."""
 
-_Chunks = tuple[Kind, bool, Tensor, Tensor, int, int, dict[Hashable, Any]]
+_Chunks = tuple[Kind, int, Tensor, Tensor, int, int, dict[Hashable, Any]]
 """The first fields of a `Launch`, which last."""
 
 _Room = tuple[torch.dtype, np.ndarray, np.ndarray, int]
@@ -78,7 +78,7 @@ class Plan:
         self.host[Row.SKIPPED] = [site.skipped.data_ptr() for site in self.sites]
         self.host[Row.INDEX] = [site.index for site in self.sites]
         self.host[Row.NUMEL] = self.sizes
-        self._dense, self._permuted = self._describe(params)
+        self._dense, self._runs = self._describe(params)
         chunks = -(-self.host[Row.NUMEL] // kernels.move_block)
         self._away = torch.zeros(int(chunks.sum()), dtype=torch.int32, device=self.device)
         self.host[Row.AWAY] = self._away.data_ptr() + 4 * (np.cumsum(chunks) - chunks)
@@ -103,18 +103,25 @@ class Plan:
         self._all = np.arange(len(self.sites))
         self._selected: tuple[Sequence[Site], np.ndarray] = self.sites, self._all
 
-    def _describe(self, params: Sequence[Tensor]) -> tuple[list[bool], list[bool]]:
-        """Fill in each parameter's order in memory; who has few runs of it, and who several."""
-        dense, permuted = [], []
+    def _describe(self, params: Sequence[Tensor]) -> tuple[list[bool], list[int]]:
+        """Fill in each parameter's order in memory; whom kernels can take, and in how many runs.
+
+        None where it is row-major order. A kernel that has to tell runs apart divides by all sizes
+        in 32 bits.
+        """
+        dense, runs = [], []
         for i, (site, param) in enumerate(zip(self.sites, params, strict=True)):
             self.host[Row.FIRST, i], sizes, strides = memory_order(site.param)
             dense.append(param.numel() > 0 and is_dense(param) and len(sizes) <= DIMS)
-            permuted.append(len(sizes) > 1 or strides not in ([], [1]))
+            runs.append(0 if strides in ([], [1]) else len(sizes))
             if dense[-1]:
                 pad = DIMS - len(sizes)
                 self.host[Row.SIZES : Row.SIZES + DIMS, i] = [1] * pad + sizes
                 self.host[Row.STRIDES : Row.STRIDES + DIMS, i] = [0] * pad + strides
-        return dense, permuted
+        if any(runs):
+            longest = self.host[Row.SIZES : Row.SIZES + DIMS].max(axis=0).tolist()
+            dense = [d and most < 1 << 31 for d, most in zip(dense, longest, strict=True)]
+        return dense, runs
 
     def params(self, columns: np.ndarray | None = None) -> list[Tensor]:
         """What this process holds of the parameters, of all or of those in these columns."""
@@ -333,9 +340,9 @@ class Plan:
             owner = np.repeat(np.asarray(alike, dtype=np.int32), counts)
             first = np.repeat(np.cumsum(counts) - counts, counts)
             index = (np.arange(len(owner)) - first).astype(np.int32)
-            permuted = any(self._permuted[c] for c in alike)
+            runs = max(self._runs[c] for c in alike)
             chunks = send(owner, self.device), send(index, self.device)
-            made.append((kind, permuted, *chunks, len(owner), block, {}))
+            made.append((kind, runs, *chunks, len(owner), block, {}))
         return made
 
 

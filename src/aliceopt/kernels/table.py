@@ -101,11 +101,12 @@ class Kind(NamedTuple):
 class Launch:
     """What a kernel is told: the table where it runs, which chunks of it, and of what kind.
 
+    ``runs`` of memory is what its parameters consist of at most, 0 if all lie in row-major order.
     ``memory`` is for the kernels: it lasts as long as the chunks are the same.
     """
 
     kind: Kind
-    permuted: bool
+    runs: int
     chunk_tensor: Tensor
     chunk_index: Tensor
     count: int

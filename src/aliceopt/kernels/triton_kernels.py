@@ -4,8 +4,8 @@ A launch covers any number of tensors. Program ``i`` works on chunk ``chunk_inde
 in column ``chunk_tensor[i]`` of the `table`. Nothing is read back by the host. The arithmetic is
 that of `aliceopt.topography` and `aliceopt.step`, the signs those of `aliceopt.signs`. P, G and
 SIDE are the dtypes of parameter, gradient and sides' gradients, S that of the state; LOW says that
-P is not S, ALIGNED that all addresses are multiples of 16, EVEN that all sizes are multiples of 4,
-and PERMUTED that memory order is not row-major order.
+P is not S, ALIGNED that all addresses are multiples of 16, EVEN that all sizes are multiples of 4.
+RUNS is how many runs of memory a tensor consists of at most, 0 where all lie in row-major order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..options import HESSIANS, LIMITS
 from ..theory.curvature import GLASS_CURVATURE_FACTOR
-from .table import Goal, Row
+from .table import DIMS, Goal, Row
 
 
 def _constants(name: str, values: Mapping[str, float]) -> ModuleType:
@@ -28,7 +28,11 @@ def _constants(name: str, values: Mapping[str, float]) -> ModuleType:
     return module
 
 
-rows = _constants("rows", {row.name: row.value for row in Row})
+rows = _constants(
+    "rows",
+    {row.name: row.value for row in Row}
+    | {"LAST_SIZE": Row.SIZES + DIMS - 1, "LAST_STRIDE": Row.STRIDES + DIMS - 1},
+)
 goals = _constants("goals", {goal.name: goal.value for goal in Goal})
 codes = _constants(
     "codes",
@@ -70,22 +74,35 @@ def _sign_bits(seed, step, parameter, index):
 
 
 @triton.jit
-def _signs(column, start, within, PERMUTED: tl.constexpr, dtype: tl.constexpr):
+def _signs(column, start, within, RUNS: tl.constexpr, dtype: tl.constexpr):
     """+1 or -1 for the elements of this chunk of the local tensor."""
-    index = start + within.to(tl.int64)
-    if PERMUTED:
-        rest = index
-        index = tl.zeros_like(rest)
-        for d in tl.static_range(5):
-            size = tl.load(column + rows.SIZES + 4 - d)
-            stride = tl.load(column + rows.STRIDES + 4 - d)
-            index += (rest % size) * stride
-            rest = rest // size
-    index += tl.load(column + rows.FIRST)
+    index = _global_index(column, start, within, RUNS)
     seed = tl.load(column + rows.SEED)
     step = tl.load(column + rows.STEP)
     bits = _sign_bits(seed, step, tl.load(column + rows.INDEX), index)
     return (2 * bits.to(tl.int32) - 1).to(dtype)
+
+
+@triton.jit
+def _global_index(column, start, within, RUNS: tl.constexpr):
+    """The row-major index in the whole tensor of what lies at ``start + within`` in local memory.
+
+    A place in memory is written in digits, one a run, the fastest run first. The chunk's start,
+    the same for all, is divided in 64 bits; what ``within`` adds to a digit and carries to the
+    next fits in 32, where a quotient costs a fifth.
+    """
+    index = start + within.to(tl.int64)
+    if RUNS > 0:
+        index = tl.zeros_like(index)
+        carry = within.to(tl.uint32)
+        for run in tl.static_range(RUNS):
+            size = tl.load(column + rows.LAST_SIZE - run)
+            place = carry + (start % size).to(tl.uint32)
+            carry = place // size.to(tl.uint32)
+            digit = place - carry * size.to(tl.uint32)
+            index += digit.to(tl.int64) * tl.load(column + rows.LAST_STRIDE - run)
+            start = start // size
+    return index + tl.load(column + rows.FIRST)
 
 
 @triton.jit
@@ -146,7 +163,7 @@ def _exchange(param, mu, flag, away, mask, left, TO: tl.constexpr):
 @triton.jit
 def move_kernel(
     table, chunk_tensor, chunk_index, GOAL: tl.constexpr, DEPART: tl.constexpr, SWAP: tl.constexpr,
-    P: tl.constexpr, S: tl.constexpr, LOW: tl.constexpr, PERMUTED: tl.constexpr,
+    P: tl.constexpr, S: tl.constexpr, LOW: tl.constexpr, RUNS: tl.constexpr,
     ALIGNED: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Send every parameter to a probe point or back; departing, take its position aside.
@@ -182,7 +199,7 @@ def move_kernel(
         if GOAL != goals.CENTER:
             radius = _number(column, rows.RADIUS, S)
             if radius > 0:
-                signs = _signs(column, start, within, PERMUTED, S)
+                signs = _signs(column, start, within, RUNS, S)
                 if LOW:
                     goal, length = _realised(nu, radius, P, S)
                     away_by = length * signs
@@ -204,7 +221,7 @@ def update_kernel(
     table, chunk_tensor, chunk_index, clip, LIMIT: tl.constexpr, HESSIAN: tl.constexpr,
     USE_GLASS: tl.constexpr, MEASURING: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr,
     LARGEST: tl.constexpr, P: tl.constexpr, G: tl.constexpr, SIDE: tl.constexpr, S: tl.constexpr,
-    LOW: tl.constexpr, PERMUTED: tl.constexpr, ALIGNED: tl.constexpr, EVEN: tl.constexpr,
+    LOW: tl.constexpr, RUNS: tl.constexpr, ALIGNED: tl.constexpr, EVEN: tl.constexpr,
     BLOCK: tl.constexpr, MOVE_BLOCK: tl.constexpr,
 ):
     """Averages, step, position and probe center of every element, in one pass."""
@@ -262,7 +279,7 @@ def update_kernel(
             if HESSIAN == codes.RMS:
                 x = x * x
             if HESSIAN == codes.SIGNED:
-                x = x * _signs(column, start, within, PERMUTED, S)
+                x = x * _signs(column, start, within, RUNS, S)
             x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
             h = tl.where(ok, tl.where(radius > 0, bt * h + new * x, h), h)
             tl.store(hess_at, h, mask=mask)

@@ -106,7 +106,7 @@ def _constants(launch: Launch) -> dict[str, Any]:
         "SIDE": _DTYPES[kind.side or grad],
         "S": _DTYPES[state],
         "LOW": kind.param != state,
-        "PERMUTED": launch.permuted,
+        "RUNS": launch.runs,
         "ALIGNED": launch.aligned,
         "EVEN": kind.even,
         "BLOCK": launch.block,
