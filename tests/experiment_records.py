@@ -97,7 +97,7 @@ def _write_run(
         }
         journal.write("evaluation", **where, loss=1.0, metric=value(method, seed, done))
         if plan.figure == "power_law":
-            _write_exponents(journal, where, seed, done)
+            _write_exponents(journal, run, where, done)
     if fate in ("finished", "null"):
         final = value(method, seed, 1.0) if fate == "finished" else math.nan
         journal.write("end", **where, status="finished", reason="", metric=final, best=final)
@@ -106,28 +106,37 @@ def _write_run(
     journal.close()
 
 
-def exponent(block: int, seed: int, done: float) -> float:
-    """The made-up exponent of a block: 2 for the last, rising from 1.1 for the others."""
-    if block == len(BLOCKS) - 1:
+def exponent(block: int, seed: int, done: float, twin: str | None = None) -> float:
+    """The made-up exponent of a block: 2 for the last, rising from 1.1 for the others.
+
+    Of a twin 2 for all.
+    """
+    if block == len(BLOCKS) - 1 or twin is not None:
         return 2.0 - 0.01 * seed
     return 1.1 + 0.1 * block + 0.3 * done + 0.02 * seed
 
 
-def _write_exponents(journal: Journal, where: dict[str, Any], seed: int, done: float) -> None:
-    blocks = {}
-    for i, name in enumerate(BLOCKS):
-        p = exponent(i, seed, done)
-        blocks[name] = {
-            "exponent": p,
-            "low": p - 0.05,
-            "high": p + 0.05,
-            "variation": 1.0,
-            "variation_double": 2**p,
-        }
-    place = {"step": where["step"], "epoch": where["epoch"]}
-    journal.write(
-        "power_law", **place, radius=0.002, factor=2.0, directions=4, displaced=1.0, blocks=blocks
-    )
+def _write_exponents(journal: Journal, run: Run, where: dict[str, Any], done: float) -> None:
+    """At every place that is asked for; the smaller radius has exponents lower by a tenth."""
+    law = run.training.power_law
+    assert law is not None
+    for place in law.places:
+        blocks = {}
+        for i, name in enumerate(BLOCKS):
+            p = exponent(i, run.seed, done, run.problem.twin)
+            p -= 0.1 * (place.radius < law.radius and p < 1.9)
+            blocks[name] = {
+                "exponent": p,
+                "low": p - 0.05,
+                "high": p + 0.05,
+                "variation": 1.0,
+                "variation_double": 2**p,
+            }
+        told: dict[str, Any] = {"step": where["step"], "epoch": where["epoch"]}
+        told |= {} if place.batch_size is None else {"batch_size": place.batch_size}
+        told |= {"held_out": True} if place.held_out else {}
+        numbers = {"radius": place.radius, "factor": 2.0, "directions": law.directions}
+        journal.write("power_law", **told, **numbers, displaced=1.0, blocks=blocks)
 
 
 def kept_run(

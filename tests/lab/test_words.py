@@ -46,5 +46,9 @@ def test_every_experiments_training_is_said_in_words(name, scale):
     assert "learning rate " in said
     assert "; capture false" in said
     measured = training.power_law
-    assert ("exponents measured with " in said) is (measured is not None)
-    assert measured is None or f"radius {measured.radius}, directions {measured.directions}" in said
+    assert ("exponents measured " in said) is (measured is not None)
+    if measured is not None:
+        numbers = [*(place.radius for place in measured.places), measured.directions]
+        numbers += measured.batch_sizes or ()
+        assert all(f" {number:g} " in said for number in numbers)
+        assert ("held-out" in said) is bool(measured.held_out)

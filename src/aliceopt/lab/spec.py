@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aliceopt.lab.typed import UNLESS_NONE, Count, Positive, check, from_json, to_json
 
@@ -15,6 +15,7 @@ __all__ = [
     "PRECISIONS",
     "Chosen",
     "LabProblem",
+    "Place",
     "Plan",
     "PlannedMethod",
     "PlannedRun",
@@ -86,12 +87,45 @@ def checked_precision(precision: str | None, name: str = "--precision") -> str |
     return precision
 
 
+class Place(NamedTuple):
+    """Where exponents are measured: at a radius, and on how many examples of which data.
+
+    ``batch_size`` is None for that of training.
+    """
+
+    radius: float
+    batch_size: int | None = None
+    held_out: bool = False
+
+    def __str__(self) -> str:
+        batch = "" if self.batch_size is None else f" of {self.batch_size:,}"
+        data = "held-out" if self.held_out else "training"
+        return f"{data} batch{batch}, radius {self.radius:g}"
+
+
 @dataclass(frozen=True)
 class PowerLaw:
-    """How Figure 1's exponents are measured: at a radius, in so many directions."""
+    """How Figure 1's exponents are measured: at a radius and twice as far, in so many directions.
+
+    On a training batch; and at further ``radii``, on ``batch_sizes`` besides that of training, and
+    on ``held_out`` batches, each of these with each.
+    """
 
     radius: Positive
     directions: Count = 4
+    radii: tuple[Positive, ...] | None = field(default=None, metadata=UNLESS_NONE)
+    batch_sizes: tuple[Count, ...] | None = field(default=None, metadata=UNLESS_NONE)
+    held_out: bool | None = field(default=None, metadata=UNLESS_NONE)
+
+    @property
+    def places(self) -> list[Place]:
+        """All of them, the paper's first."""
+        return [
+            Place(radius, size, held_out)
+            for held_out in ((False, True) if self.held_out else (False,))
+            for size in (None, *(self.batch_sizes or ()))
+            for radius in (self.radius, *(self.radii or ()))
+        ]
 
 
 @dataclass(frozen=True)
@@ -237,7 +271,10 @@ class PlannedTraining(Recipe):
 
 @dataclass(frozen=True)
 class PlannedMethod:
-    """A method: its optimizer with options, and what of the schedule is its own."""
+    """A method: its optimizer with options, and what of schedule and network is its own.
+
+    ``twin``: the activation that takes the place of the network's.
+    """
 
     label: str
     family: Literal["alice", "baseline"]
@@ -246,6 +283,7 @@ class PlannedMethod:
     terms: str | None = None
     step: str | None = None
     schedule: dict[str, Any] | None = field(default=None, metadata=UNLESS_NONE)
+    twin: str | None = field(default=None, metadata=UNLESS_NONE)
 
     @property
     def lr(self) -> float | None:
@@ -352,6 +390,6 @@ class Plan:
             optimizer=method.optimizer,
             options=method.options,
             seed=planned.seed,
-            problem=self.problem,
+            problem=replace(self.problem, twin=method.twin) if method.twin else self.problem,
             training=Training(**shared),
         )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from aliceopt.lab.spec import PlannedTraining, Schedule
+from aliceopt.lab.spec import PlannedTraining, PowerLaw, Schedule
 
 
 def counted(count: float, noun: str, nouns: str | None = None) -> str:
@@ -106,11 +106,25 @@ def training_in_words(training: PlannedTraining, own: Mapping[str, Schedule]) ->
         said.append(f"each on {counted(training.validation_batches, 'batch', 'batches')}")
     said.append(f"{counted(training.logs, 'record')} of the training loss")
     if training.power_law is not None:
-        said.append(f"exponents measured with {settings_in_words(vars(training.power_law))}")
+        said.append(exponents_in_words(training.power_law))
     usual = PlannedTraining(batches=1)
     rare = ("capture", "compile", "telemetry", "checkpoints", "keep_checkpoint", "threads")
     rest = {k: v for k in rare if (v := getattr(training, k)) != getattr(usual, k)}
     return "; ".join([*said, *([settings_in_words(rest)] if rest else [])])
+
+
+def exponents_in_words(law: PowerLaw) -> str:
+    """How they are measured.
+
+    >>> exponents_in_words(PowerLaw(0.002, radii=(2e-5,), batch_sizes=(500,), held_out=True))
+    'exponents measured at radius 0.002 and 2e-05 in 4 directions, on batches of 500 besides, on
+    held-out examples, too'
+    """
+    radii = " and ".join(f"{radius:g}" for radius in (law.radius, *(law.radii or ())))
+    said = [f"exponents measured at radius {radii} in {counted(law.directions, 'direction')}"]
+    said += [f"on batches of {size:,} besides" for size in law.batch_sizes or ()]
+    said += ["on held-out examples, too"] if law.held_out else []
+    return ", ".join(said)
 
 
 def settings_in_words(values: Mapping[str, Any]) -> str:

@@ -59,9 +59,12 @@ def small_print(figure: Figure) -> str:
 
 def test_the_power_law_has_a_line_a_block_with_median_band_and_seeds(tmp_path, kept):
     """Six blocks against epochs, p = 2 and p = 1 marked."""
-    write_records(tmp_path, "resnet18-powerlaw", "paper", seeds=3)
+    write_records(tmp_path, "resnet18-powerlaw", "paper", seeds=3, methods=["alice"])
     draw_power_law(read_records(tmp_path), tmp_path / "f.png")
-    axes = kept[0].axes[0]
+    legend, axes, small = kept[0].axes
+    assert [text.get_text() for text in legend.get_legend().get_texts()] == list(BLOCKS)
+    titles = [one.get_title("left") for one in (axes, small)]
+    assert titles == ["ReLU, radius 0.002", "ReLU, radius 2e-05"]
     lines = {line.get_label(): line for line in axes.lines if line.get_label() in BLOCKS}
     assert tuple(lines) == BLOCKS
     for i, name in enumerate(BLOCKS):
@@ -76,26 +79,26 @@ def test_the_power_law_has_a_line_a_block_with_median_band_and_seeds(tmp_path, k
     assert bands[0].max() == pytest.approx(exponent(0, 2, 1.0) + 0.05)
     marked = {line.get_ydata()[0] for line in axes.lines if len(set(line.get_xdata())) == 2}
     assert {1, 2} <= marked
-    assert {t.get_text() for t in axes.texts} == {"p = 2\nHessian", "p = 1\nglass"}
+    assert {t.get_text() for t in small.texts} == {"p = 2\nHessian", "p = 1\nglass"}
     said = small_print(kept[0])
     assert "cifar10, paper scale, 40 epochs, batch size 100, 3 seeds" in said
-    assert "0.002 against 0.004, 4 directions" in said
+    assert "0.002 against 0.004 and by 2e-05 against 4e-05, 4 directions" in said
 
 
 def test_a_power_law_that_could_not_be_told_leaves_a_gap(tmp_path, kept):
     """Null exponents are left out, not drawn as zero."""
-    write_records(tmp_path, "resnet18-powerlaw", seeds=1)
+    write_records(tmp_path, "resnet18-powerlaw", seeds=1, methods=["alice"])
     path = tmp_path / "alice" / "seed-0" / "records.jsonl"
     lines = path.read_text().replace('"exponent": 2.0', '"exponent": null')
     path.write_text(lines)
     draw_power_law(read_records(tmp_path), tmp_path / "f.png")
-    last = next(line for line in kept[0].axes[0].lines if line.get_label() == BLOCKS[-1])
+    last = next(line for line in kept[0].axes[1].lines if line.get_label() == BLOCKS[-1])
     assert len(last.get_xdata()) == 0
 
 
 def test_runs_without_exponents_are_refused(tmp_path):
     """Nothing to draw is said, not drawn."""
-    write_records(tmp_path, "resnet18-powerlaw", seeds=1)
+    write_records(tmp_path, "resnet18-powerlaw", seeds=1, methods=["alice"])
     path = tmp_path / "alice" / "seed-0" / "records.jsonl"
     told = path.read_text().splitlines()
     lines = [line for line in told if '"event": "power_law"' not in line]

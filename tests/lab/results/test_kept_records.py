@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 from aliceopt.cli import build
 from aliceopt.lab.figures.experiment import draw_experiment
 from aliceopt.lab.records import RecordError, read_records
+from aliceopt.lab.results.exponents import series_of
 from aliceopt.lab.results.kept import add, gather, read_kept
 from aliceopt.lab.results.kept_records import kept_records
-from aliceopt.lab.results.table import block_rows, method_cells, method_rows
+from aliceopt.lab.results.table import method_cells, method_rows
+from aliceopt.lab.spec import PowerLaw
 from experiment_records import kept_run, write_records
 
 PAPERS = ("resnet18-methods", "resnet18-naq", "resnet18-powerlaw", "tt-limit")
@@ -46,12 +48,17 @@ def test_tables_and_figures_are_those_of_the_folder(name, tmp_path):
 
 def test_exponents_are_kept_with_their_intervals(tmp_path):
     kept = kept_records(journals(tmp_path, "resnet18-powerlaw"), "resnet18-powerlaw", "lab")
-    made = block_rows(read_records(tmp_path / "runs").runs)
-    for mine, its in zip(block_rows(kept.runs), made, strict=True):
-        assert mine["block"] == its["block"]
-        assert mine["as_expected"] == its["as_expected"]
-        for moment in ("first", "last"):
-            assert mine[moment] == pytest.approx(its[moment], rel=1e-5)
+    journal = read_records(tmp_path / "runs")
+    made = series_of(journal.plan, journal.runs)
+    places = len(PowerLaw(0.002, radii=(2e-5,), batch_sizes=(500,), held_out=True).places)
+    assert len(made) == 2 * places  # ReLUs and their twin
+    for ours, theirs in zip(series_of(kept.plan, kept.runs), made, strict=True):
+        assert (ours.method, ours.place) == (theirs.method, theirs.place)
+        for mine, its in zip(ours.rows(), theirs.rows(), strict=True):
+            assert mine["block"] == its["block"]
+            assert mine["as_expected"] == its["as_expected"]
+            for moment in ("first", "last"):
+                assert mine[moment] == pytest.approx(its[moment], rel=1e-5)
 
 
 def test_methods_with_fewer_seeds_are_told_by_theirs(tmp_path):
@@ -119,7 +126,7 @@ def test_a_line_from_before_exponents_were_kept_is_the_same_run(tmp_path):
     now = read_kept(path)
     before = [replace(x, curve={k: v for k, v in x.curve.items() if k != "exponents"}) for x in now]
     add(before, tmp_path, overwrite=True)
-    assert [(done.again, done.new) for done in add(now, tmp_path)] == [(2, 0)]
+    assert [(done.again, done.new) for done in add(now, tmp_path)] == [(4, 0)]
     assert read_kept(path) == before
     add(now, tmp_path, overwrite=True)
     assert read_kept(path) == now

@@ -200,7 +200,11 @@ def exponents(
     values = dict.fromkeys(BLOCKS, others) | {BLOCKS[-1]: last}
     blocks = {n: {"exponent": p, "low": p - width, "high": p + width} for n, p in values.items()}
     start = {n: {"exponent": 3.0, "low": 3.0, "high": 3.0} for n in BLOCKS}
-    told = [{"epoch": 0.0, "blocks": start}, {"epoch": 40.0, "blocks": blocks}]
+    told = [
+        {"epoch": epoch, "radius": radius, "blocks": found if radius == 0.002 else start}
+        for epoch, found in ((0.0, start), (40.0, blocks))
+        for radius in (0.002, 2e-5)  # which is judged by nobody
+    ]
     return [kept_run("resnet18-powerlaw", "alice", 0, final, **PAPER, curve={"exponents": told})]
 
 
@@ -224,7 +228,7 @@ def test_exponents_of_unfinished_runs_or_without_numbers_tell_nothing(tmp_path):
     law = Training("resnet18-powerlaw")
     assert verdict(exponents(2.0, 1.5, final=None), tmp_path / "a", law)[0] == "cannot tell"
     (line,) = exponents(2.0, 1.5)
-    line.curve["exponents"][-1]["blocks"]["stage 2"]["high"] = None
+    line.curve["exponents"][-2]["blocks"]["stage 2"]["high"] = None
     found, reason = verdict([line], tmp_path / "b", law)
     assert (found, "stage 2 1.50 (1.45 to ?)" in reason) == ("cannot tell", True)
 

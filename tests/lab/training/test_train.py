@@ -284,21 +284,6 @@ def test_bfloat16_trains_float32_weights(name, file, tmp_path):
     assert {t.dtype for t in saved["model"].values()} == {torch.float32, torch.int64}
 
 
-def test_the_power_law_is_measured_at_every_evaluation_and_changes_nothing(file, tmp_path):
-    """The records of the training are those of a run without it."""
-    options = {"lr": 0.03, "quick_steps": 1}
-    train(small_run(file, "alice", options), tmp_path / "without")
-    law = PowerLaw(radius=0.01, directions=2)
-    train(small_run(file, "alice", options, power_law=law), tmp_path / "with")
-    found = events(tmp_path / "with", "alice", 1)
-    laws = [e for e in found if e["event"] == "power_law"]
-    assert [e["step"] for e in laws] == [0, 2, 4, 6, 8]
-    assert all(e["radius"] == 0.01 and e["blocks"] for e in laws)
-    rest = [e for e in found if e["event"] not in ("power_law", "start")]
-    without = [e for e in events(tmp_path / "without", "alice", 1) if e["event"] != "start"]
-    assert rest == without
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_events_hold_what_the_records_hold(file, tmp_path):
     """Loss, rate and metric by step, on request only; a run that was cut shows no step twice."""

@@ -7,7 +7,7 @@ gradient that saturates has less than 2 as well: one radius does not tell the tw
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,50 +17,66 @@ from matplotlib.axes import Axes
 from aliceopt.lab.figures import outcomes, style
 from aliceopt.lab.figures.outcomes import LOOKS
 from aliceopt.lab.records import RecordError, Records
+from aliceopt.lab.results.exponents import Series, series_of
+from aliceopt.lab.spec import Place
 
 
 def draw_power_law(records: Records, out: str | os.PathLike[str]) -> Path:
     """Draw Figure 1 from the records of an experiment to ``out`` and return its path.
 
-    Lines are medians over seeds, dots single seeds; bands are the 95% intervals over directions
-    (from the lowest to the highest end, over seeds).
+    A row of panels a network, a column a radius, all on training batches of the usual size. Lines
+    are medians over seeds, dots single seeds; bands are the 95% intervals over directions (from
+    the lowest to the highest end, over seeds).
     """
     target = style.checked_path(out)
     outcomes.check_kind(records, "power_law")
-    series = [run.power_law for run in records.runs if run.power_law]
-    if not series:
+    measured = series_of(records.plan, records.runs)
+    if not measured:
         raise RecordError(
             f"no exponents in {str(records.folder)!r}: no run has measured a power law yet"
         )
+    usual = [one for one in measured if (one.place.batch_size, one.place.held_out) == (None, False)]
+    rows = list(dict.fromkeys(one.method for one in usual))
+    columns = list(dict.fromkeys(one.place for one in usual))
+    panels: list[Any] = [["legend"] * len(columns)]
+    panels += [[f"{method}, {place}" for place in columns] for method in rows]
     with style.look():
-        figure = style.new_figure(height=3.8)
-        axes = figure.subplots()
-        names = list(series[0][0]["blocks"])
-        exponents = []
-        for i, name in enumerate(names):
-            exponents += draw_block(axes, series, name, LOOKS[i % len(LOOKS)], name)
+        figure = style.new_figure(height=1.2 + 2.4 * len(rows))
+        mosaic = figure.subplot_mosaic(panels, height_ratios=[0.35, *[2.4] * len(rows)])
+        legend = mosaic.pop("legend")
+        drawn = []
+        for one in usual:
+            axes = mosaic[f"{one.method}, {one.place}"]
+            drawn += draw_series(axes, one)
+            axes.set_xlabel("epoch" if one.method == rows[-1] else "")
+            axes.set_ylabel("exponent p" if one.place == columns[0] else "")
+            if one.place == columns[-1]:
+                mark_powers(axes)
+            if len(usual) > 1:
+                axes.set_title(f"{one.label}, radius {one.place.radius:g}")
         # A range for the exponents and both lines; bands may be wider and are cut.
-        low, high = min(exponents, default=1.0), max(exponents, default=2.0)
-        axes.set_ylim(min(0.9, low - 0.15), max(2.2, high + 0.15))
-        for power in (1, 2):
-            axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
-        mark_powers(axes)
-        axes.margins(x=0.02)
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("exponent p of gradient variations")
-        axes.legend(
-            loc="lower center",
-            bbox_to_anchor=(0.5, 1.0),
-            ncols=3,
-            handlelength=2.6,
-            columnspacing=1.2,
-        )
-    return outcomes.finish(figure, records, target, _note(series[0][0]))
+        low, high = min(drawn, default=1.0), max(drawn, default=2.0)
+        for axes in mosaic.values():
+            axes.set_ylim(min(0.9, low - 0.15), max(2.2, high + 0.15))
+        legend.axis("off")
+        legend.legend(*axes.get_legend_handles_labels(), loc="center", ncols=3, columnspacing=1.2)
+    return outcomes.finish(figure, records, target, _note(usual[0].runs[0][0], columns))
+
+
+def draw_series(axes: Axes, series: Series) -> list[float]:
+    """All blocks of one network at one place, with lines at 1 and 2; gives the medians drawn."""
+    drawn = []
+    for i, name in enumerate(series.blocks):
+        drawn += draw_block(axes, series.runs, name, LOOKS[i % len(LOOKS)], name)
+    for power in (1, 2):
+        axes.axhline(power, color=style.BLACK, lw=0.9, ls=(0, (1, 1.5)), zorder=1)
+    axes.margins(x=0.02)
+    return drawn
 
 
 def draw_block(
     axes: Axes,
-    series: Sequence[Sequence[dict[str, Any]]],
+    series: Sequence[Sequence[Mapping[str, Any]]],
     name: str,
     look: dict[str, Any],
     label: str,
@@ -69,7 +85,7 @@ def draw_block(
 
     Gives the medians that were drawn.
     """
-    at: dict[float, list[dict[str, Any]]] = {}
+    at: dict[float, list[Mapping[str, Any]]] = {}
     for events in series:
         for event in events:
             law = event["blocks"].get(name)
@@ -108,9 +124,10 @@ def mark_powers(axes: Axes) -> None:
         )
 
 
-def _note(event: dict[str, Any]) -> str:
-    radius, factor = event["radius"], event.get("factor", 2)
-    text = f"Parameters displaced by {radius:g} against {factor * radius:g}"
+def _note(event: Mapping[str, Any], places: Sequence[Place]) -> str:
+    factor = event.get("factor", 2)
+    apart = [f"{place.radius:g} against {factor * place.radius:g}" for place in places]
+    text = f"Parameters displaced by {' and by '.join(apart)}"
     if event.get("directions"):
         text += f", {event['directions']} directions, bands: 95% intervals over them"
     text += ". The exponent depends on the batch size and on the radius: "

@@ -20,6 +20,7 @@ from aliceopt.lab import data, spec, typed
 from aliceopt.lab.optimizers.methods import METHODS, make_method, planned
 from aliceopt.lab.problems.problem import METRICS, load_data
 from aliceopt.lab.words import meant
+from aliceopt.landscape.twins import ACTIVATIONS
 
 __all__ = ["PlanError", "experiment_plan", "filed_label", "scales_of", "settings_of"]
 
@@ -32,7 +33,7 @@ FAMILIES = {"pays": tuple(name for name in EXPERIMENTS if name.startswith("pays-
 SCALES = ("paper", "long", "lab", "small", "smoke")
 """From days on a GPU to seconds on a CPU; an experiment has some of them: see `scales_of`."""
 
-_ABOUT_METHODS = ("label", "optimizer", "paper", "schedule", "epochs", "share")
+_ABOUT_METHODS = ("label", "optimizer", "paper", "schedule", "epochs", "share", "twin")
 TERM_NAMES = {"none": "no curvature", "glass+abs": "glass + abs", "glass+signed": "glass + signed"}
 
 
@@ -193,7 +194,11 @@ def _method(key: str, method: Any, alice: Mapping[str, Any]) -> spec.PlannedMeth
         "terms": options.get("terms"),
         "step": options.get("step"),
         "schedule": method.get("schedule"),
+        "twin": method.get("twin"),
     }
+    if about["twin"] not in (None, *ACTIVATIONS):
+        known = meant(str(about["twin"]), ACTIVATIONS)
+        raise PlanError(f"method {name}: no activation {about['twin']!r}{known}")
     return typed.from_json(spec.PlannedMethod, about, f"methods.{key}")
 
 
@@ -213,7 +218,8 @@ def gradients_of(method: spec.PlannedMethod, training: spec.Recipe, steps: int) 
     if training.power_law is None:
         return gradients
     times = 1 + min(training.evaluations, steps)
-    return gradients + times * (1 + 2 * training.power_law.directions)
+    each = 1 + 2 * training.power_law.directions
+    return gradients + times * each * len(training.power_law.places)
 
 
 def label_of(options: Mapping[str, Any]) -> str:

@@ -167,8 +167,8 @@ def _exponents(law: Mapping[str, Any]) -> Line:
     blocks = {
         name: {key: _short(block[key]) for key in told} for name, block in law["blocks"].items()
     }
-    place = {key: law[key] for key in ("step", "epoch", "radius", "factor", "directions")}
-    return {**place, "blocks": blocks}
+    place = ("step", "epoch", "radius", "factor", "directions", "batch_size", "held_out")
+    return {key: law[key] for key in place if key in law} | {"blocks": blocks}
 
 
 def _short(value: Any) -> Any:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aliceopt.claims.registry import Training, Verdict
 from aliceopt.lab.plans.plan import experiment_plan
 from aliceopt.lab.results.deviations import changed
+from aliceopt.lab.results.exponents import NEAR, by_place
 from aliceopt.lab.results.kept import Kept, read_kept
 from aliceopt.lab.results.kept_compare import as_filed, difference
 from aliceopt.lab.results.numbers import MINUS
@@ -25,9 +26,6 @@ from aliceopt.lab.words import counted
 
 PAPER, STAND_INS = "paper", ("lab", "small")
 """Scales; each where nothing is kept of those before it."""
-
-NEAR_TWO = 0.2
-"""An exponent whose interval lies this close to 2 is near 2."""
 
 CANNOT: Verdict = "cannot tell"
 
@@ -131,24 +129,37 @@ def _gain(first: Kept, second: Kept) -> float:
 
 
 def _by_exponents(lines: Sequence[Kept]) -> tuple[Verdict, str]:
-    """Of all blocks at the end of training, by their intervals over directions."""
+    """Of all blocks at the end of training, by their intervals over directions.
+
+    At the place that was measured first, the paper's. Activation twins are told, not judged.
+    """
     told = [line for line in lines if line.curve.get("exponents") and line.final is not None]
-    if not told:
+    own = [line for line in told if line.config.problem.twin is None]
+    if not own:
         return CANNOT, "no finished run has exponents"
-    ends = [line.curve["exponents"][-1]["blocks"] for line in told]
-    reason = f"{counted(len(told), 'network')}: {'; '.join(map(_in_words, ends))}"
+    ends = [_last(line) for line in own]
+    reason = f"{counted(len(own), 'network')}: {'; '.join(map(_in_words, ends))}"
+    for line in told:
+        if line not in own:
+            reason += f"; {line.config.problem.twin} twin: {_in_words(_last(line))}"
     laws = [law for blocks in ends for law in blocks.values()]
     if any(law[key] is None for law in laws for key in ("exponent", "low", "high")):
         return CANNOT, reason
     last = [list(blocks.values())[-1] for blocks in ends]
     others = [law for blocks in ends for law in list(blocks.values())[:-1]]
-    least, most = 2 - NEAR_TWO, 2 + NEAR_TWO
+    least, most = 2 - NEAR, 2 + NEAR
     if any(law["high"] < least or law["low"] > most for law in last):
         return "not reproduced", reason
     if any(law["low"] >= 2 for law in others):
         return "not reproduced", reason
     near = all(least <= law["low"] and law["high"] <= most for law in last)
     return ("reproduced" if near and all(law["high"] < 2 for law in others) else CANNOT), reason
+
+
+def _last(line: Kept) -> Any:
+    """The last exponents of a run, by block."""
+    first = next(iter(by_place(line.curve["exponents"]).values()))
+    return first[-1]["blocks"]
 
 
 def _in_words(blocks: Mapping[str, Mapping[str, float | None]]) -> str:

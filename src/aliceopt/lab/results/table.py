@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -20,23 +19,22 @@ from rich.text import Text
 
 from aliceopt.lab.records import RecordError, Records, RunRecord
 from aliceopt.lab.results import deviations, numbers
+from aliceopt.lab.results.exponents import Series, exponent_cells, series_of
 from aliceopt.lab.results.finding import find
 from aliceopt.lab.results.summary import (
     Summary,
     best_method,
     describe_counts,
     describe_finished,
-    outcome,
     summarize,
 )
 from aliceopt.lab.spec import Plan
 from aliceopt.lab.terminal import new_table
 from aliceopt.lab.words import counted
 
-__all__ = ["block_rows", "experiment_table", "method_rows", "print_summary", "print_table"]
+__all__ = ["experiment_table", "method_rows", "print_summary", "print_table"]
 
 Row = dict[str, Any]
-_NEAR = 0.2  # an exponent this close to 2 is near 2
 _WIDE = 96  # columns of a terminal with room for spaces between numbers
 _WIDER = 112  # and with room for all costs of a study
 
@@ -108,7 +106,8 @@ def check_begun(records: Records) -> None:
 def experiment_table(records: Records) -> dict[str, Any]:
     """All that ``aliceopt table`` says, as plain values.
 
-    ``rows`` are `method_rows`, ``blocks`` are `block_rows` (empty unless exponents were measured).
+    ``rows`` are `method_rows`; ``exponents`` has an entry for every network and place where they
+    were measured.
     """
     check_begun(records)
     plan, runs = records.plan, records.runs
@@ -123,7 +122,10 @@ def experiment_table(records: Records) -> dict[str, Any]:
         "remark": deviations.remark(plan, runs),
         "lost": deviations.lost(runs),
         "rows": method_rows(plan, runs),
-        "blocks": block_rows(runs),
+        "exponents": [
+            {"method": one.method, "label": one.label, **one.place._asdict(), "rows": one.rows()}
+            for one in series_of(plan, runs)
+        ],
     }
 
 
@@ -175,61 +177,16 @@ def unique_labels(plan: Plan) -> dict[str, str]:
     return labels
 
 
-def block_rows(runs: Sequence[RunRecord]) -> list[Row]:
-    """One row a block of parameters: its exponent at the first and the last measurement.
-
-    Exponents are medians over seeds, with the extremes of their 95% intervals. Seeds are those
-    that finished; if none did, the last measurement is the last one that all of them made. The
-    paper expects the last block near 2 and the others below; ``as_expected`` judges the last
-    measurement: within 0.2 of 2, or an interval that ends below 2.
-    """
-    finished = [run.power_law for run in runs if run.power_law and outcome(run) == "finished"]
-    measured = finished or [run.power_law for run in runs if run.power_law]
-    if not measured:
-        return []
-    common = min(map(len, measured)) - 1
-    names = list(measured[0][0]["blocks"])
-    rows = []
-    for name in names:
-        first = _over_seeds([series[0] for series in measured], name)
-        last = _over_seeds([series[common] for series in measured], name)
-        final, p = name == names[-1], last["exponent"]
-        most = p if last["high"] is None else last["high"]
-        rows.append(
-            {
-                "block": name,
-                "first": first,
-                "last": last,
-                "expected": "near 2" if final else "below 2",
-                "as_expected": None if p is None else abs(p - 2) <= _NEAR if final else most < 2,
-                "seeds": len(measured),
-            }
-        )
-    return rows
-
-
-def _over_seeds(events: Sequence[Mapping[str, Any]], name: str) -> Row:
-    """The exponent of one block over seeds at one moment."""
-    laws = [event["blocks"][name] for event in events if name in event["blocks"]]
-
-    def told(key: str) -> list[float]:
-        return [law[key] for law in laws if law.get(key) is not None]
-
-    return {
-        "epoch": median(event["epoch"] for event in events),
-        "exponent": median(told("exponent")) if told("exponent") else None,
-        "low": min(told("low"), default=None),
-        "high": max(told("high"), default=None),
-    }
-
-
 def print_table(records: Records, console: Console) -> None:
     """The table for a terminal, with the setting above and the remark below."""
     found = experiment_table(records)
     console.print(Text(found["title"], style="bold"))
     console.print(Text(found["setting"]))
-    if found["blocks"]:
-        console.print(_block_table(found["blocks"]))
+    if series := series_of(records.plan, records.runs):
+        console.print(_first_and_last(series[0]))
+        if len(series) > 1:
+            console.print(Text("At the end, with half of the 95% interval:"))
+            console.print(_everywhere(series))
     metric = f"{found['metric']} ({found['better']} is better)"
     console.print(Text(f"{metric}: minimum / median / maximum over seeds".capitalize()))
     console.print(_method_table(found["rows"], found["metric"], console.width))
@@ -280,20 +237,22 @@ def _triple(values: Sequence[float] | None, places: int | None) -> str:
     return " / ".join(f"{v:.{places}f}" if abs(v) < 1e7 else f"{v:.3e}" for v in values)
 
 
-def _block_table(rows: Sequence[Row]) -> Table:
-    epochs = [f"epoch {rows[0][moment]['epoch']:.3g}" for moment in ("first", "last")]
-    table = new_table("exponent of", *epochs, "expected", "seen")
+def _first_and_last(series: Series) -> Table:
+    """Of the paper's own place: what became of the exponents, and what was expected."""
+    epochs = [series.law(series.blocks[0], moment).epoch for moment in (0, -1)]
+    heads = [f"epoch {epoch:.3g}" for epoch in epochs]
+    table = new_table("exponent of", *heads, "expected", "seen")
     verdicts = {True: "yes", False: "no", None: "cannot be told"}
-    for row in rows:
-        laws = [_law(row["first"]), _law(row["last"])]
+    for row in series.rows():
+        laws = [str(series.law(row["block"], moment)) for moment in (0, -1)]
         table.add_row(Text(row["block"]), *laws, row["expected"], verdicts[row["as_expected"]])
     return table
 
 
-def _law(moment: Row) -> str:
-    if moment["exponent"] is None:
-        return numbers.NONE
-    text = f"{moment['exponent']:.2f}"
-    if moment["low"] is None or moment["high"] is None:
-        return text
-    return f"{text} ({moment['low']:.2f} to {moment['high']:.2f})"
+def _everywhere(series: Sequence[Series]) -> Table:
+    """The last exponents of every network, at every place."""
+    head, *rows = exponent_cells(series)
+    table = new_table(*head)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

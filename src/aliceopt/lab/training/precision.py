@@ -39,6 +39,16 @@ def set_products(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
+@contextlib.contextmanager
+def exact_products(precision: str) -> Iterator[None]:
+    """Within, products are those of float32, and afterwards those of ``precision`` again."""
+    set_products("float32")
+    try:
+        yield
+    finally:
+        set_products(precision)
+
+
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """What stands around network and loss: autocast for bf16, else nothing."""
     if precision != "bf16":

@@ -31,9 +31,10 @@ from aliceopt.lab.training.evaluation import evaluate, fresh_statistics
 from aliceopt.lab.training.precision import ChannelsLast, autocast, lay_out_, set_products
 from aliceopt.lab.training.stopping import Stop
 from aliceopt.lab.training.team import Team
-from aliceopt.lab.training.watch import Watch, measured_power_law, mirrored
+from aliceopt.lab.training.watch import Watch, measured_power_laws, mirrored
 from aliceopt.lab.typed import to_json
 from aliceopt.lab.writing import WriteError
+from aliceopt.landscape.twins import check_swapped
 
 __all__ = ["Loop", "Progress", "Watcher", "lost", "train"]
 
@@ -159,6 +160,9 @@ class Loop:
         if saved is None:
             self._write_start(sharing)
             self._evaluate()
+            if run.problem.twin is not None and team.leads:  # who has computed something
+                text = f"{run.problem.twin} twin: {check_swapped(self.model)}"
+                self.journal.write("note", text=text)
             self._let_look()
         else:
             self._restore(saved)
@@ -226,11 +230,15 @@ class Loop:
 
         return take
 
-    def loss(self, inputs: Any, targets: Any) -> Tensor:
-        """Of this process' part of a batch, so that the mean over the team is the batch's."""
+    def loss(self, inputs: Any, targets: Any, *, exact: bool = False) -> Tensor:
+        """Of this process' part of a batch, so that the mean over the team is the batch's.
+
+        With ``exact`` as torch's own operations have it in float32.
+        """
         inputs, targets, weight = self.team.part(inputs, targets)
-        with autocast(self.plan.precision, self.device):
-            loss = self.problem.loss(self.called(inputs), targets).reshape(())
+        called = self.model if exact and self.compiles else self.called
+        with autocast("float32" if exact else self.plan.precision, self.device):
+            loss = self.problem.loss(called(inputs), targets).reshape(())
         return loss if weight == 1 else loss * weight
 
     # ---- records ------------------------------------------------------------------------------
@@ -293,8 +301,9 @@ class Loop:
         if measured is not None:
             where = {"step": self.step, "gradients": self.method.gradients}
             self.journal.write("telemetry", **where, **measured)
-        if (law := self.plan.power_law) is not None:
-            self.journal.write("power_law", **measured_power_law(self, law))
+        if self.plan.power_law is not None:
+            for law in measured_power_laws(self, self.plan.power_law):
+                self.journal.write("power_law", **law)
         self._report()
 
     def _let_look(self) -> None:
