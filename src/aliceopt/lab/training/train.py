@@ -149,6 +149,7 @@ class Loop:
         self.called: Callable[[Any], Any] = team.wrap(self.model)
         self.compiles = bool(self.plan.compile) and self.method.compilable and team.size == 1
         if self.compiles:
+            torch.compiler.reset()  # of one function it keeps a few forms, and models are others
             # Without the module's own hooks: Alice's would cut the graph in two.
             self.called = torch.compile(self.model.forward)
         team.seed(run.seed)
