@@ -140,7 +140,7 @@ class Recipe:
         validation_batches: evaluate on the first so many only; None: on all.
         logs: how often to record the training loss, evenly spaced.
         capture: on CUDA, replay steps from graphs.
-        compile: put the network through torch.compile, but for AdaHessian and several ranks.
+        compile: put what a step computes through torch.compile, but for several ranks.
         telemetry: record Alice's curvature at every evaluation.
         power_law: measure it at every evaluation; None: never.
         checkpoints: how often to save, evenly spaced; None: at every evaluation.

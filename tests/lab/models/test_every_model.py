@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aliceopt.lab import models
+from aliceopt.lab.optimizers.adahessian import signs_like
+from aliceopt.lab.optimizers.both_derivatives import BothDerivatives
 from paper import paper_alice
 
 
@@ -133,6 +137,41 @@ def test_can_be_differentiated_twice(case: Case) -> None:
         product = sum((g * torch.ones_like(g)).sum() for g in grads)
         second = torch.autograd.grad(product, parameters, allow_unused=True)
     assert all(torch.isfinite(h).all() for h in second if h is not None)
+
+
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    """Everything in float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("doubles")
+def test_can_be_differentiated_twice_in_one_function(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled for AdaHessian: gradient, product and statistics are as without."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    model, inputs, targets = _seeded(case)
+    other, params = copy.deepcopy(model), list(model.parameters())
+    with sdpa_kernel(SDPBackend.MATH):
+        both = BothDerivatives(model, partial(case.loss, model), (inputs, targets))
+        torch.manual_seed(1)  # also of dropout
+        loss, grads, diagonals = both(partial(case.loss, model), inputs, targets)
+        torch.manual_seed(1)
+        signs = signs_like(params)
+        wanted = case.loss(other, inputs, targets)
+        slopes = torch.autograd.grad(wanted, list(other.parameters()), create_graph=True)
+        bent = torch.autograd.grad(
+            slopes, list(other.parameters()), signs, allow_unused=True, materialize_grads=True
+        )
+    products = [z * h for z, h in zip(signs, bent, strict=True)]
+    close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
+    close(loss, wanted.detach())
+    close([grads[p] for p in params], [g.detach() for g in slopes])
+    close([diagonals[p] for p in params], products)
+    close(dict(model.named_buffers()), dict(other.named_buffers()))
 
 
 def test_trains_with_alice(case: Case) -> None:

@@ -197,6 +197,27 @@ def test_captured_adahessian_descends_like_the_plain_one():
     torch.testing.assert_close(found[1][1].mean(), found[0][1].mean(), rtol=0.5, atol=0)
 
 
+def test_a_compiled_adahessian_is_captured_as_the_plain_one_is():
+    """Both draw the same signs at every replay, so that losses agree to rounding."""
+    data, found = batches(6), []
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        model = network()
+        method = make_method("adahessian", model, {"lr": 0.05, "eps": 0.1}, seed=0)
+
+        def loss_of(x, y, model=model):
+            return nn.functional.cross_entropy(model(x), y)
+
+        if compiled:
+            method.compiled(loss_of, data[0])
+        step = method.bind(loss_of, data[0], capture=True)
+        torch.manual_seed(5)
+        found.append([step(x, y).item() for x, y in data])
+        assert method.gradients == 18
+        assert int(model[1].num_batches_tracked) == 6
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

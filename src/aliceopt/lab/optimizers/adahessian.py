@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ class AdaHessian(Optimizer):
         w <- (1 - lr weight_decay) w - lr m / (v^(hessian_power / 2) + eps)
 
     `backward` stands in the place of ``loss.backward()``: it leaves ``.grad``, and keeps d for the
-    step. d is drawn with torch's generator, ``num_samples`` times at every ``update_period``-th
-    gradient; in between v stays. A kernel's d is not averaged over its positions.
+    step; `receive` does the same with what was computed elsewhere. d is drawn with torch's
+    generator, ``num_samples`` times at every ``update_period``-th gradient; in between v stays. A
+    kernel's d is not averaged over its positions.
     """
 
     def __init__(
@@ -52,21 +54,33 @@ class AdaHessian(Optimizer):
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         due = self.param_groups[0]["calls"] % self.update_period == 0
         self.param_groups[0]["calls"] += 1
-        found = torch.autograd.grad(loss, params, create_graph=due, allow_unused=True)
-        pairs = [(p, g) for p, g in zip(params, found, strict=True) if g is not None]
-        for param, grad in zip(params, found, strict=True):
+        slopes = torch.autograd.grad(loss, params, create_graph=due, allow_unused=True)
+        pairs = [(p, g) for p, g in zip(params, slopes, strict=True) if g is not None]
+        for param, grad in zip(params, slopes, strict=True):
             param.grad = None if grad is None else grad.detach()
-        if not due:
+        if not (due and pairs):
             return 1
         params, grads = [p for p, _ in pairs], [g for _, g in pairs]
         self._diagonals = {p: torch.zeros_like(p) for p in params}
         for sample in range(self.num_samples):
-            signs = [torch.randint_like(p, 0, 2) * 2.0 - 1.0 for p in params]
+            signs = signs_like(params)
             last = sample == self.num_samples - 1
-            products = _products(grads, params, signs, last)
-            for p, z, product in zip(params, signs, products, strict=True):
+            found = products(grads, params, signs, last)
+            for p, z, product in zip(params, signs, found, strict=True):
                 self._diagonals[p].addcmul_(z, product, value=1 / self.num_samples)
         return 1 + 2 * self.num_samples
+
+    def receive(self, grads: Mapping[Tensor, Tensor], diagonals: Mapping[Tensor, Tensor]) -> int:
+        """In the place of `backward`: g and z (H z) by parameter; those without have no gradient.
+
+        Returns what that cost: a gradient and one product.
+        """
+        self.param_groups[0]["calls"] += 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad = grads.get(param)
+        self._diagonals = dict(diagonals)
+        return 3
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -102,7 +116,15 @@ class AdaHessian(Optimizer):
         self._diagonals = {}
 
 
-def _products(
+def signs_like(params: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors of -1 and 1 with equal odds: of torch's generator one draw a parameter, in order."""
+    signs = [torch.randint_like(p, 0, 2) for p in params]
+    torch._foreach_mul_(signs, 2.0)
+    torch._foreach_sub_(signs, 1.0)
+    return signs
+
+
+def products(
     grads: list[Tensor], params: list[Tensor], signs: list[Tensor], last: bool
 ) -> list[Tensor]:
     """``H z``, zero where no gradient depends on a parameter; the ``last`` one frees the graph."""

@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,6 +21,7 @@ import aliceopt
 from aliceopt import PAPER, Alice
 from aliceopt.lab.models.blocks import blocks_of
 from aliceopt.lab.optimizers.adahessian import AdaHessian
+from aliceopt.lab.optimizers.both_derivatives import BothDerivatives
 from aliceopt.lab.optimizers.captured import GraphStep, is_capturable
 from aliceopt.lab.optimizers.muon import muon_and_adamw
 from aliceopt.lab.typed import Positive, checked, whole
@@ -48,6 +50,10 @@ LossOf = Callable[[Any, Any], Tensor]
 Step = Callable[[Any, Any], Tensor]
 
 
+class NotCompilable(RuntimeError):
+    """Steps that cannot go through torch.compile, with the reason."""
+
+
 class Method:
     """One or several optimizers that take a step together from one gradient.
 
@@ -56,8 +62,6 @@ class Method:
     """
 
     capturable = True
-    compilable = True
-    """Whether what `torch.compile` makes of a loss can be differentiated as it wants to."""
     averages = False
     """Whether the parameters evaluated are others than those trained."""
     max_grad_norm: float | None = None
@@ -83,6 +87,15 @@ class Method:
                     group["lr"].fill_(rate * factor)
                 else:
                     group["lr"] = rate * factor
+
+    def compiled(self, loss_of: LossOf, batch: tuple[Any, Any]) -> Callable[[Any], Any]:
+        """What ``loss_of`` is to call in the place of the model, for steps through torch.compile.
+
+        Where it cannot be had, `NotCompilable` says why, and all is as it was.
+        """
+        # Without the module's own hooks: Alice's would cut the graph in two.
+        called: Callable[[Any], Any] = torch.compile(self.model.forward)
+        return called
 
     def bind(self, loss_of: LossOf, batch: tuple[Any, Any], *, capture: bool) -> Step:
         """A step on a batch; with ``capture`` replayed from a CUDA graph.
@@ -185,14 +198,34 @@ class AliceMethod(Method):
 
 
 class AdaHessianMethod(Method):
-    """AdaHessian differentiates twice by itself; at every step, if a graph is to hold it."""
+    """AdaHessian differentiates twice by itself, or is given what `BothDerivatives` has compiled.
 
-    compilable = False
+    A graph can hold it if it differentiates twice at every step.
+    """
 
     def __init__(self, model: nn.Module, optimizer: AdaHessian):
         super().__init__(model, optimizer)
         self.adahessian = optimizer
         self.capturable = optimizer.update_period == 1
+        self._both: BothDerivatives | None = None
+
+    def compiled(self, loss_of: LossOf, batch: tuple[Any, Any]) -> Callable[[Any], Any]:
+        """The model itself: it is gradient and diagonal together that are compiled."""
+        if self.adahessian.num_samples > 1 or self.adahessian.update_period > 1:
+            raise NotCompilable("it does not draw one diagonal at every step")
+        try:
+            self._both = BothDerivatives(self.model, loss_of, batch)
+        except Exception as error:  # whatever it is: without, the run may well go on
+            text = " ".join(str(error).split("\n")[:2]).strip()  # the first may say who raised it
+            raise NotCompilable(f"{type(error).__name__}: {text}") from error
+        return self.model
+
+    def _gradient(self, loss_of: LossOf, inputs: Any, targets: Any) -> Tensor:
+        if self._both is None or not self._both.fits(inputs, targets):
+            return super()._gradient(loss_of, inputs, targets)
+        loss, grads, diagonals = self._both(loss_of, inputs, targets)
+        self._cost = self.adahessian.receive(grads, diagonals)
+        return loss
 
     def _backward(self, loss: Tensor) -> int:
         return self.adahessian.backward(loss)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from aliceopt.compress.recalibration import norms_of
 from aliceopt.lab import provenance, records
 from aliceopt.lab.models.blocks import blocks_in_words
-from aliceopt.lab.optimizers.methods import Method, Step, make_method
+from aliceopt.lab.optimizers.methods import Method, NotCompilable, Step, make_method
 from aliceopt.lab.problems.problem import build_problem
 from aliceopt.lab.randomness import host_states, restore_host_states
 from aliceopt.lab.records import Journal, RecordError, fitting, load_checkpoint, run_folder
@@ -147,12 +147,9 @@ class Loop:
             self.data, self.validation = ChannelsLast(self.data), ChannelsLast(self.validation)
         self.method: Method = make_method(run.optimizer, self.model, run.options, seed=run.seed)
         self.called: Callable[[Any], Any] = team.wrap(self.model)
-        self.compiles = bool(self.plan.compile) and self.method.compilable and team.size == 1
-        if self.compiles:
-            torch.compiler.reset()  # of one function it keeps a few forms, and models are others
-            # Without the module's own hooks: Alice's would cut the graph in two.
-            self.called = torch.compile(self.model.forward)
         team.seed(run.seed)
+        self.refusal = self._compile() if self.plan.compile else ""
+        self.compiles = bool(self.plan.compile) and not self.refusal
         self.step = 0
         self.metric: float | None = None
         self.best: float | None = None
@@ -242,6 +239,18 @@ class Loop:
             loss = self.problem.loss(called(inputs), targets).reshape(())
         return loss if weight == 1 else loss * weight
 
+    def _compile(self) -> str:
+        """Put what a step computes through torch.compile; why not, or nothing."""
+        if self.team.size > 1:
+            return "several ranks train it"
+        torch.compiler.reset()  # of one function it keeps a few forms, and models are others
+        try:
+            batch = self.data.batch(self.run.seed, 0, 0)
+            self.called = self.method.compiled(self.loss, batch)
+        except NotCompilable as error:
+            return str(error)
+        return ""
+
     # ---- records ------------------------------------------------------------------------------
 
     def _where(self) -> dict[str, Any]:
@@ -271,9 +280,8 @@ class Loop:
         )
         if self.team.size > 1 and norms_of(self.model):
             self.journal.write("note", text="BatchNorm: means and variances of each rank's part")
-        if self.plan.compile and not self.compiles:
-            why = "several ranks train it" if self.team.size > 1 else "it differentiates twice"
-            self.journal.write("note", text=f"the network is not compiled: {why}")
+        if self.refusal:
+            self.journal.write("note", text=f"the network is not compiled: {self.refusal}")
 
     def _log(self) -> bool:
         """Record the mean training loss since the last time; False if it is not finite."""
