@@ -105,15 +105,23 @@ class AdaHessian(Optimizer):
                 d = [self._diagonals[p] for p in params]
                 torch._foreach_mul_(v, beta2)
                 torch._foreach_addcmul_(v, d, d, 1 - beta2)
-            lengths = torch._foreach_div(v, [1 - beta2**k for k in steps])
+            lengths = torch._foreach_div(v, _corrections(beta2, steps))
             torch._foreach_pow_(lengths, group["hessian_power"] / 2)
             torch._foreach_add_(lengths, group["eps"])
-            update = torch._foreach_div(m, [1 - beta1**k for k in steps])
+            update = torch._foreach_div(m, _corrections(beta1, steps))
             torch._foreach_div_(update, lengths)
             torch._foreach_mul_(update, group["lr"])
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_sub_(params, update)
         self._diagonals = {}
+
+
+def _corrections(beta: float, steps: list[Tensor]) -> list[Tensor]:
+    """``1 - beta^k`` for each k, in a few kernels: a list of numbers would take two for each."""
+    powers = torch._foreach_pow(beta, steps)
+    torch._foreach_neg_(powers)
+    torch._foreach_add_(powers, 1)
+    return list(powers)
 
 
 def signs_like(params: Iterable[Tensor]) -> list[Tensor]:
