@@ -10,6 +10,7 @@ A page holds a place for a number or a table, a comment of HTML that says what b
     <!-- results: seconds pays-gpt ahead-1_5 -->...                 of a run
     <!-- results: runs pays-gpt -->...                              how many are kept
     <!-- results: paper resnet18-methods/paper -->...      min, median and max beside the paper's
+    <!-- results: exponents resnet18-powerlaw/paper -->    of gradient variations, block by block
     <!-- results: verdicts table -->...                    on its claims about training; or counts
     <!-- results: compress pays-gpt rounds=3 -->...        losses of pruned networks, by criterion
     <!-- results: compress-radii pays-gpt -->...           the same, by the probes' radius
@@ -35,6 +36,7 @@ from aliceopt.claims import CLAIMS
 from aliceopt.claims.registry import OF_TRAINING
 from aliceopt.lab.records import RecordError
 from aliceopt.lab.results import kept_compare
+from aliceopt.lab.results.exponents import late_cells, series_of
 from aliceopt.lab.results.kept import Kept, mean_seconds, read_kept
 from aliceopt.lab.results.kept_compare import Compared, difference
 from aliceopt.lab.results.kept_records import kept_records
@@ -139,6 +141,17 @@ def _paper(folder: Path, name: str) -> str:
     )
 
 
+def _exponents(folder: Path, name: str) -> str:
+    """Of every trained network at every place, with half of their 95% interval over moments."""
+    experiment, _, scale = name.partition("/")
+    records = kept_records(folder / f"{experiment}.jsonl", experiment, scale or "lab")
+    series = series_of(records.plan, records.runs)
+    if not series:
+        raise RecordError(f"no kept run of {name!r} has exponents")
+    head = ("network", "measured on", *series[0].blocks)
+    return _markdown(head, [(one.label, str(one.place), *late_cells(one)) for one in series])
+
+
 def _verdicts(folder: Path, form: str) -> str:
     """On every claim about training, and why; or how many have which."""
     found = [(c, *judged(c.training, folder)) for c in CLAIMS if c.training is not None]
@@ -169,6 +182,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "seconds": _seconds,
     "runs": _runs,
     "paper": _paper,
+    "exponents": _exponents,
     "verdicts": _verdicts,
     **page_kinds,
 }

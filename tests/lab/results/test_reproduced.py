@@ -16,9 +16,10 @@ from aliceopt import claims
 from aliceopt.claims import Training
 from aliceopt.cli import build
 from aliceopt.lab.plans.plan import experiment_plan
+from aliceopt.lab.results.exponents import late_cells
 from aliceopt.lab.results.kept import Kept, add
 from aliceopt.lab.results.kept_compare import as_filed
-from aliceopt.lab.results.reproduced import judged
+from aliceopt.lab.results.reproduced import _networks, judged
 from experiment_records import BLOCKS, kept_run
 
 METHODS = Training("resnet18-methods", (("alice", "adam"), ("alice", "sgd-m")))
@@ -193,52 +194,79 @@ def test_runs_with_other_settings_than_filed_do_not_count(tmp_path):
     assert (found, "no run is kept of alice" in reason) == ("cannot tell", True)
 
 
+Law = tuple[float, float]
+"""The last block's exponent and the others'."""
+
+
 def exponents(
-    last: float, others: float, width: float = 0.05, final: float | None = 90.0
+    *radii: Law, width: float = 0.05, final: float | None = 90.0, method: str = "alice"
 ) -> list[Kept]:
-    """A kept run that ended with these exponents, the last block's and the others'."""
-    values = dict.fromkeys(BLOCKS, others) | {BLOCKS[-1]: last}
-    blocks = {n: {"exponent": p, "low": p - width, "high": p + width} for n, p in values.items()}
-    start = {n: {"exponent": 3.0, "low": 3.0, "high": 3.0} for n in BLOCKS}
-    told = [
-        {"epoch": epoch, "radius": radius, "blocks": found if radius == 0.002 else start}
-        for epoch, found in ((0.0, start), (40.0, blocks))
-        for radius in (0.002, 2e-5)  # which is judged by nobody
-    ]
-    return [kept_run("resnet18-powerlaw", "alice", 0, final, **PAPER, curve={"exponents": told})]
+    """A kept run that measured these, at one radius or several.
+
+    In the second half three moments; an interval of three numbers p, p + d and p - d is 2.484 d
+    wide on either side.
+    """
+    told = []
+    for epoch, off in ((0.0, 1.0), (20.0, 1.0), (25.0, -1.0), (40.0, 0.0)):
+        for i, (last, others) in enumerate(radii):
+            values = dict.fromkeys(BLOCKS, others) | {BLOCKS[-1]: last}
+            laws = {n: {"exponent": p + off * width / 2.484} for n, p in values.items()}
+            laws = {key: {"exponent": 3.0} for key in BLOCKS} if epoch == 0 else laws
+            told.append({"epoch": epoch, "radius": 0.002 / 10**i, "blocks": laws})
+            told.append({**told[-1], "held_out": True, "blocks": {}})  # judged by nobody
+    return [kept_run("resnet18-powerlaw", method, 0, final, **PAPER, curve={"exponents": told})]
 
 
 @pytest.mark.parametrize(
     ("lines", "wanted"),
     [
-        (exponents(2.0, 1.5), "reproduced"),
-        (exponents(2.0, 2.1), "not reproduced"),
-        (exponents(1.5, 1.5), "not reproduced"),
-        (exponents(2.0, 1.97), "cannot tell"),
-        (exponents(2.1, 1.5, width=0.15), "cannot tell"),
+        (exponents((2.0, 1.5)), "reproduced"),
+        (exponents((2.0, 2.1)), "not reproduced"),
+        (exponents((1.5, 1.5)), "not reproduced"),
+        (exponents((2.0, 1.97)), "cannot tell"),
+        (exponents((2.1, 1.5), width=0.15), "cannot tell"),
+        (exponents((2.1, 1.5), (2.0, 1.9), width=0.15), "reproduced"),  # each half at one of them
+        (exponents((2.0, 1.5), (2.0, 2.1)), "not reproduced"),
+        (exponents((2.0, 1.5), (1.5, 1.5)), "not reproduced"),
     ],
 )
-def test_exponents_are_judged_by_their_intervals_at_the_end(lines, wanted, tmp_path):
+def test_exponents_are_judged_by_their_intervals_over_moments(lines, wanted, tmp_path):
+    """Each half of the claim is established at one radius, and contradicted at none."""
     found, reason = verdict(lines, tmp_path, Training("resnet18-powerlaw"))
     assert found == wanted
-    assert "1 network: initial convolution" in reason
+    assert "1 network in the second half of training; at radius 0.002: initial conv" in reason
+
+
+def test_an_interval_over_moments_is_students():
+    (line,) = exponents((2.0, 1.5), width=0.1)
+    (network,) = _networks([line])
+    law = network.late(BLOCKS[0])
+    assert (law.exponent, law.low, law.high) == pytest.approx((1.5, 1.4, 1.6), abs=1e-4)
+    assert late_cells(network) == ["1.50 ± 0.10"] * 5 + ["2.00 ± 0.10"]
 
 
 def test_exponents_of_unfinished_runs_or_without_numbers_tell_nothing(tmp_path):
     law = Training("resnet18-powerlaw")
-    assert verdict(exponents(2.0, 1.5, final=None), tmp_path / "a", law)[0] == "cannot tell"
-    (line,) = exponents(2.0, 1.5)
-    line.curve["exponents"][-2]["blocks"]["stage 2"]["high"] = None
+    unfinished = exponents((2.0, 1.5), final=None)
+    assert verdict(unfinished, tmp_path / "a", law)[0] == "cannot tell"
+    (line,) = exponents((2.0, 1.5))
+    line.curve["exponents"][-2]["blocks"]["stage 2"]["exponent"] = None
     found, reason = verdict([line], tmp_path / "b", law)
-    assert (found, "stage 2 1.50 (1.45 to ?)" in reason) == ("cannot tell", True)
+    assert (found, "stage 2 1.50, stage 3 1.50 ± 0.05" in reason) == ("cannot tell", True)
 
 
-def test_every_network_counts(tmp_path):
+def test_every_network_counts_but_a_twin_is_only_told(tmp_path):
     law = Training("resnet18-powerlaw")
-    (one,), (other,) = exponents(2.0, 1.5), exponents(2.0, 2.5)
+    (one,), (other,) = exponents((2.0, 1.5)), exponents((2.0, 2.5))
     config = replace(other.config, seed=1)
     found, reason = verdict([one, replace(other, id="", seed=1, config=config)], tmp_path, law)
-    assert (found, "2 networks" in reason) == ("not reproduced", True)
+    assert (found, "2 networks" in reason) == ("cannot tell", True)
+    twin = exponents((2.0, 2.0), method="alice-gelu")
+    found, reason = verdict([one, *twin], tmp_path / "twin", law)
+    assert (found, "gelu twin at 0.002: 2.00 to 2.00 in all blocks" in reason) == (
+        "reproduced",
+        True,
+    )
 
 
 def test_every_claim_about_training_names_methods_that_its_experiment_has():

@@ -1,23 +1,25 @@
 """Exponents of gradient variations, as runs measured them: by network, place, moment and block.
 
-Of a network trained several times, exponents are medians over seeds, with the extremes of their 95%
-intervals. Seeds are those that finished; if none did, the last moment is the last one that all of
-them reached.
+At one moment, of a network trained several times, exponents are medians over seeds, with the
+extremes of their 95% intervals over directions. Seeds are those that finished; if none did, the
+last moment is the last one that all of them reached. A trained network's exponents are means over
+the second half of training, whose moments differ in weights, examples and directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 from aliceopt.lab.records import RunRecord
 from aliceopt.lab.results import numbers
 from aliceopt.lab.results.summary import outcome
 from aliceopt.lab.spec import Place, Plan
+from aliceopt.landscape.spread import student
 
-__all__ = ["Law", "Series", "by_place", "exponent_cells", "series_of"]
+__all__ = ["Law", "Series", "by_place", "late_cells", "series_of"]
 
 Event = Mapping[str, Any]
 NEAR = 0.2
@@ -71,6 +73,17 @@ class Series:
             high=max(told("high"), default=None),
         )
 
+    def late(self, block: str) -> Law:
+        """Of a block in the second half of training: the mean of all moments and its interval."""
+        end = max(run[-1]["epoch"] for run in self.runs)
+        events = [event for run in self.runs for event in run if event["epoch"] >= end / 2]
+        laws = [event["blocks"].get(block, {}).get("exponent") for event in events]
+        told = [p for p in laws if p is not None]
+        if len(told) < 2 or len(told) < len(laws):
+            return Law(end, fmean(told) if told else None, None, None)
+        half = float(student(len(told) - 1)) * stdev(told) / len(told) ** 0.5
+        return Law(end, fmean(told), fmean(told) - half, fmean(told) + half)
+
     def rows(self) -> list[dict[str, Any]]:
         """One a block: its exponent first and last, beside what the paper expects of it.
 
@@ -119,19 +132,12 @@ def series_of(plan: Plan, runs: Sequence[RunRecord]) -> list[Series]:
     return series
 
 
-def exponent_cells(series: Sequence[Series]) -> list[list[str]]:
-    """The last exponents of every series in words, a row each, with their half-width."""
-    head = ["network", "measured on", *series[0].blocks]
-    rows = []
-    for one in series:
-        laws = [one.law(block) for block in one.blocks]
-        rows.append([one.label, str(one.place), *map(_plus_minus, laws)])
-    return [head, *rows]
-
-
-def _plus_minus(law: Law) -> str:
-    """Like ``1.26 ± 0.07``: the wider side of the interval."""
-    if law.exponent is None or law.low is None or law.high is None:
-        return str(law)
-    half = max(law.high - law.exponent, law.exponent - law.low)
-    return f"{law.exponent:.2f} ± {half:.2f}"
+def late_cells(series: Series) -> list[str]:
+    """The exponents of a trained network in words, a block each, like ``1.26 ± 0.07``."""
+    laws = [series.late(block) for block in series.blocks]
+    return [
+        str(law)
+        if law.exponent is None or law.high is None
+        else f"{law.exponent:.2f} ± {law.high - law.exponent:.2f}"
+        for law in laws
+    ]

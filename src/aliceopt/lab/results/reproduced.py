@@ -10,14 +10,14 @@ stands in: then the reason says what that shows, but about the paper's it cannot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aliceopt.claims.registry import Training, Verdict
 from aliceopt.lab.plans.plan import experiment_plan
 from aliceopt.lab.results.deviations import changed
-from aliceopt.lab.results.exponents import NEAR, by_place
+from aliceopt.lab.results.exponents import NEAR, Series, by_place, late_cells
 from aliceopt.lab.results.kept import Kept, read_kept
 from aliceopt.lab.results.kept_compare import as_filed, difference
 from aliceopt.lab.results.numbers import MINUS
@@ -129,46 +129,65 @@ def _gain(first: Kept, second: Kept) -> float:
 
 
 def _by_exponents(lines: Sequence[Kept]) -> tuple[Verdict, str]:
-    """Of all blocks at the end of training, by their intervals over directions.
+    """Of all blocks of trained networks, by their intervals at every radius of the usual batch.
 
-    At the place that was measured first, the paper's. Activation twins are told, not judged.
+    The last block is near 2, and the others are below: each must be established at one radius, and
+    contradicted at none. Activation twins are told, not judged.
     """
     told = [line for line in lines if line.curve.get("exponents") and line.final is not None]
     own = [line for line in told if line.config.problem.twin is None]
     if not own:
         return CANNOT, "no finished run has exponents"
-    ends = [_last(line) for line in own]
-    reason = f"{counted(len(own), 'network')}: {'; '.join(map(_in_words, ends))}"
-    for line in told:
-        if line not in own:
-            reason += f"; {line.config.problem.twin} twin: {_in_words(_last(line))}"
-    laws = [law for blocks in ends for law in blocks.values()]
-    if any(law[key] is None for law in laws for key in ("exponent", "low", "high")):
-        return CANNOT, reason
-    last = [list(blocks.values())[-1] for blocks in ends]
-    others = [law for blocks in ends for law in list(blocks.values())[:-1]]
-    least, most = 2 - NEAR, 2 + NEAR
-    if any(law["high"] < least or law["low"] > most for law in last):
-        return "not reproduced", reason
-    if any(law["low"] >= 2 for law in others):
-        return "not reproduced", reason
-    near = all(least <= law["low"] and law["high"] <= most for law in last)
-    return ("reproduced" if near and all(law["high"] < 2 for law in others) else CANNOT), reason
+    networks = _networks(own)
+    said = [f"{counted(len(own), 'network')} in the second half of training"]
+    said += [f"at radius {one.place.radius:g}: {_in_words(one)}" for one in networks]
+    for activation in dict.fromkeys(line.config.problem.twin for line in told):
+        if activation is not None:
+            twins = _networks([line for line in told if line.config.problem.twin == activation])
+            said += [f"{activation} twin at {x.place.radius:g}: {_range(x)}" for x in twins]
+    found = [(_is_near_two(one), _are_below_two(one)) for one in networks]
+    halves = list(zip(*found, strict=True))
+    if any(False in half for half in halves):
+        return "not reproduced", "; ".join(said)
+    return ("reproduced" if all(True in half for half in halves) else CANNOT), "; ".join(said)
 
 
-def _last(line: Kept) -> Any:
-    """The last exponents of a run, by block."""
-    first = next(iter(by_place(line.curve["exponents"]).values()))
-    return first[-1]["blocks"]
+def _networks(lines: Sequence[Kept]) -> list[Series]:
+    """Their exponents on training batches of the usual size, radius by radius."""
+    measured = [by_place(line.curve["exponents"]) for line in lines]
+    return [
+        Series("", "", place, [found[place] for found in measured if place in found])
+        for place in measured[0]
+        if (place.batch_size, place.held_out) == (None, False)
+    ]
 
 
-def _in_words(blocks: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Like ``initial convolution 1.42 (1.31 to 1.53), ...``."""
+def _is_near_two(network: Series) -> bool | None:
+    """Of the last block: whether its interval is within `NEAR` of 2 or outside; else None."""
+    law = network.late(network.blocks[-1])
+    if law.low is None or law.high is None:
+        return None
+    if law.low > 2 + NEAR or law.high < 2 - NEAR:
+        return False
+    return True if max(law.high - 2, 2 - law.low) <= NEAR else None
 
-    def shown(value: float | None) -> str:
-        return "?" if value is None else f"{value:.2f}"
 
-    return ", ".join(
-        f"{name} {shown(law['exponent'])} ({shown(law['low'])} to {shown(law['high'])})"
-        for name, law in blocks.items()
-    )
+def _are_below_two(network: Series) -> bool | None:
+    """Of the other blocks: whether all intervals are below 2, or one is above; else None."""
+    laws = [network.late(block) for block in network.blocks[:-1]]
+    if any(law.low is not None and law.low >= 2 for law in laws):
+        return False
+    return True if all(law.high is not None and law.high < 2 for law in laws) else None
+
+
+def _in_words(network: Series) -> str:
+    """Like ``initial convolution 1.42 ± 0.11, ...``."""
+    cells = zip(network.blocks, late_cells(network), strict=True)
+    return ", ".join(f"{block} {cell}" for block, cell in cells)
+
+
+def _range(network: Series) -> str:
+    """Like ``1.98 to 2.01 in all blocks``."""
+    laws = [network.late(block).exponent for block in network.blocks]
+    told = [p for p in laws if p is not None]
+    return f"{min(told):.2f} to {max(told):.2f} in all blocks" if told else "not to be told"

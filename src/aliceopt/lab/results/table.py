@@ -19,7 +19,7 @@ from rich.text import Text
 
 from aliceopt.lab.records import RecordError, Records, RunRecord
 from aliceopt.lab.results import deviations, numbers
-from aliceopt.lab.results.exponents import Series, exponent_cells, series_of
+from aliceopt.lab.results.exponents import Series, late_cells, series_of
 from aliceopt.lab.results.finding import find
 from aliceopt.lab.results.summary import (
     Summary,
@@ -185,7 +185,9 @@ def print_table(records: Records, console: Console) -> None:
     if series := series_of(records.plan, records.runs):
         console.print(_first_and_last(series[0]))
         if len(series) > 1:
-            console.print(Text("At the end, with half of the 95% interval:"))
+            console.print(
+                Text("Means over the second half of training, 95% intervals over moments:")
+            )
             console.print(_everywhere(series))
     metric = f"{found['metric']} ({found['better']} is better)"
     console.print(Text(f"{metric}: minimum / median / maximum over seeds".capitalize()))
@@ -250,9 +252,11 @@ def _first_and_last(series: Series) -> Table:
 
 
 def _everywhere(series: Sequence[Series]) -> Table:
-    """The last exponents of every network, at every place."""
-    head, *rows = exponent_cells(series)
-    table = new_table(*head)
-    for row in rows:
-        table.add_row(*map(Text, row))
+    """Exponents of every network once it is trained, at every place."""
+    table = new_table("measured on", *(name.replace(" ", "\n") for name in series[0].blocks))
+    for i, one in enumerate(series):
+        if i == 0 or one.label != series[i - 1].label:
+            table.add_section()
+            table.add_row(Text(one.label, style="bold"))
+        table.add_row(Text(str(one.place)), *(c.replace(" ", "\n", 1) for c in late_cells(one)))
     return table
