@@ -73,6 +73,7 @@ def _describe(plan: Plan, paces: Mapping[str, float]) -> None:
     for key, method in plan.methods.items():
         runs = [run for run in plan.runs if run.method == key]
         mine = {k: v for k, v in method.options.items() if k not in shared[method.optimizer]}
+        mine |= {"twin": method.twin} if method.twin else {}
         options = ": ".join(filter(None, [method.optimizer, _listed(mine)]))
         counts = (len(runs), runs[0].steps, sum(run.gradients for run in runs))
         told = [show_seconds(runs[0].steps * paces[key])] if paces else []

@@ -16,33 +16,42 @@ from aliceopt.lab.spec import Run
 from aliceopt.lab.training.team import Team
 from aliceopt.lab.training.train import Loop
 
-__all__ = ["measured_paces", "seconds_a_step"]
+__all__ = ["Steps", "measured_paces", "seconds_a_step"]
 
 ROUNDS = 5
 """Rounds that are timed, after one that is not."""
 
 
 def seconds_a_step(run: Run, device: str) -> float:
-    """The fastest of `ROUNDS` of a few steps each, of which as many measure as in the long run.
-
-    Steps are those of the training loop, but at a thousandth of the learning rate, so that none
-    diverges.
-    """
-    brief = replace(run.training, validation_batches=1, telemetry=False, power_law=None)
-    brief_run, place = replace(run, training=brief), torch.device(device)
-    loop = Loop(brief_run, place, Silent(), Path(), None, lambda progress: None, Team())
-    take, data = loop.bind(), loop.data
-    loop.method.set_rate(1e-3)
+    """The fastest of `ROUNDS` of a few steps each, of which as many measure as in the long run."""
+    steps = Steps(run, device)
     length = period(run.optimizer, run.options) * -(-4 // period(run.optimizer, run.options))
     rounds = []
-    for number in range(1 + ROUNDS):
+    for _ in range(1 + ROUNDS):
         begun = time.perf_counter()
-        for step in range(number * length, (number + 1) * length):
-            take(*data.batch(run.seed, *divmod(step, len(data))))
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
+        steps.take(length)
         rounds.append((time.perf_counter() - begun) / length)
     return min(rounds[1:])
+
+
+class Steps:
+    """Steps of a run's training loop, but at a thousandth of its rate, so that none diverges."""
+
+    def __init__(self, run: Run, device: str):
+        brief = replace(run.training, validation_batches=1, telemetry=False, power_law=None)
+        short, place = replace(run, training=brief), torch.device(device)
+        self.loop = Loop(short, place, Silent(), Path(), None, lambda progress: None, Team())
+        self._take, self._next, self._seed = self.loop.bind(), 0, run.seed
+        self.loop.method.set_rate(1e-3)
+
+    def take(self, count: int) -> None:
+        """So many more, until the device has done them."""
+        data = self.loop.data
+        for step in range(self._next, self._next + count):
+            self._take(*data.batch(self._seed, *divmod(step, len(data))))
+        self._next += count
+        if self.loop.device.type == "cuda":
+            torch.cuda.synchronize(self.loop.device)
 
 
 def measured_paces(study: Study, device: str, threads: int) -> dict[str, float]:
