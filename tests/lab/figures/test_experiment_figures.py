@@ -135,6 +135,23 @@ def check_paper(figure: Figure, label: str, values: list[float]) -> None:
     assert middle.get_markerfacecolor() == "white"
 
 
+def test_what_ran_away_is_told_and_leaves_the_others_their_range(tmp_path, kept):
+    """Higher than any run began: neither curves nor results are drawn to its scale."""
+
+    def value(method: str, seed: int, done: float) -> float:
+        lost = method == "adahessian" and seed == 1 and done > 0.5
+        return 7e23 if lost else 1000 - 900 * done + seed
+
+    write_records(tmp_path, "tt-methods", seeds=2, value=value)
+    draw_methods(read_records(tmp_path), tmp_path / "f.png")
+    curves, ours = kept[0].axes[0], axes_titled(kept[0], "Ours")
+    assert curves.get_ylim()[1] < 1100
+    assert ours.get_xlim()[1] < 110
+    assert [text.get_text() for text in ours.texts] == ["ran away: 7.0e+23"]
+    span, dots = at_height(ours, "AdaHessian")
+    assert list(dots.get_xdata()) == list(span.get_xdata())[:1] == [100]
+
+
 @pytest.mark.parametrize(
     ("draw", "name", "columns", "rows"),
     [

@@ -7,12 +7,13 @@ only if the settings are the same.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -121,12 +122,12 @@ def _over_runs(runs: Sequence[RunRecord]) -> tuple[list[float], ...]:
 
 
 def focus(axes_list: Sequence[Axes], records: Records) -> None:
-    """One range for all curves, without the first quarter of the runs."""
-    late = []
+    """One range for all curves, without the first quarter of the runs, nor what ran away."""
+    late, most = [], worst_start(records)
     for run in records.runs:
         values = [(e["step"], e["metric"]) for e in run.evaluations if e.get("metric") is not None]
         last = values[-1][0] if values else 0
-        late += [value for step, value in values if step >= _EARLY * last]
+        late += [v for step, v in values if step >= _EARLY * last and v <= most]
     if not late:
         return
     low, high = min(late), max(late)
@@ -140,6 +141,16 @@ def focus(axes_list: Sequence[Axes], records: Records) -> None:
         if high < 10 * low:  # powers of ten alone would leave an axis without numbers
             axes.yaxis.set_major_locator(_ticks(5))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def worst_start(records: Records) -> float:
+    """The highest metric before a first step; what is higher later has run away.
+
+    Where higher is better nothing has.
+    """
+    starts = [run.evaluations[0].get("metric") for run in records.runs if run.evaluations]
+    told = [start for start in starts if start is not None]
+    return max(told, default=math.inf) if records.plan.better == "lower" else math.inf
 
 
 def short_count(value: float) -> str:
@@ -191,8 +202,11 @@ def draw_results(mosaic: Mapping[str, Axes], records: Records, rows: Sequence[Ro
 def _draw_finals(
     axes: Axes, records: Records, rows: Sequence[Row], heights: Sequence[float]
 ) -> None:
-    """Our results: a line over the range of seeds, a marker at the median, the seeds below it."""
-    values = finals(records.runs)
+    """Our results: a line over the range of seeds, a marker at the median, the seeds below it.
+
+    What ran away is told in words; a line then begins at the others, and has no median.
+    """
+    values, most = finals(records.runs), worst_start(records)
     for row, y in zip(rows, heights, strict=True):
         found = sorted(values.get(row.method, {}).values())
         color = row.look["color"]
@@ -200,9 +214,15 @@ def _draw_finals(
             said = lost(records.of(row.method)).partition(": ")[2]
             _say(axes, y, f"no result ({said})" if said else "no result")
             continue
-        axes.plot([found[0], found[-1]], [y, y], color=color, lw=1.4)
-        axes.plot(found, [y - 0.3] * len(found), ".", color=color, ms=3.5, gid="seeds")
-        axes.plot([median(found)], [y], marker=row.look["marker"], color=color, ms=6.5, mec="white")
+        there = [value for value in found if value <= most]
+        ends = [there[0], there[-1]] if there else []
+        axes.plot(ends, [y] * len(ends), color=color, lw=1.4)
+        axes.plot(there, [y - 0.3] * len(there), ".", color=color, ms=3.5, gid="seeds")
+        if away := found[len(there) :]:
+            _say(axes, y, f"ran away: {', '.join(f'{v:.1e}' for v in away)}", side="right")
+        else:
+            look = {"marker": row.look["marker"], "color": color}
+            axes.plot([median(found)], [y], ms=6.5, mec="white", **look)
 
 
 def _draw_published(
@@ -219,9 +239,10 @@ def _draw_published(
         axes.plot([paper[1]], [y], marker=row.look["marker"], ms=7, ls="", **look)
 
 
-def _say(axes: Axes, y: float, text: str) -> None:
+def _say(axes: Axes, y: float, text: str, side: Literal["left", "right"] = "left") -> None:
     place = ("axes fraction", "data")
-    axes.annotate(text, (0.02, y), xycoords=place, va="center", color=style.GRAY)
+    x = 0.02 if side == "left" else 0.98
+    axes.annotate(text, (x, y), xycoords=place, va="center", ha=side, color=style.GRAY)
 
 
 # ---- small print -----------------------------------------------------------------------------
